@@ -1,0 +1,344 @@
+"""Puts the decision into vLLM: arms the import hook, wraps the planner, falls back.
+
+vLLM's planner runs as it is. Its own grouping runs first and is only watched; where the decision is
+another layout, it runs once more with the group size forced, inside the one function that chooses
+it. Everything around that function stays vLLM's code, run by vLLM. Whatever goes wrong on the way
+leaves vLLM with the answer it gave itself, unless the layout was required.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import wrapt
+
+from . import vllm_compat
+from .certified import ARCHITECTURE
+from .layout import LayoutPlan
+from .planner import Outcome, Situation, decide
+from .report import (
+    ConfigsCall,
+    KVLayoutError,
+    PlanReport,
+    log_failure,
+    log_once,
+    settings_now,
+    stand_aside,
+    write_trace,
+)
+from .settings import LAYOUT_ENV_NAME, Mode
+from .vllm_compat import Groups, Specs, UnknownPlannerError
+
+_armed = False
+_forced_altay = False
+
+
+# --- arming ------------------------------------------------------------------------------------
+
+
+def arm() -> bool:
+    """Have the planner wrapped as soon as vLLM loads it, or now if it is loaded.
+
+    Returns:
+        True when this call armed the process, False when it was armed before or
+        ``ALTAY_KVFIX_DISABLE`` is set.
+
+    Raises:
+        KVLayoutError: in ``required`` mode, when this vLLM's planner is not where it should be.
+    """
+    global _armed
+    if _armed or settings_now().disabled:
+        return False
+    _armed = True
+    with _never_stopping_vllm():
+        if "vllm" in sys.modules:
+            vllm_compat.check_planner_exists()
+        wrapt.register_post_import_hook(_wrap_planner, vllm_compat.PLANNER_MODULE)
+    return True
+
+
+def install(*, force: bool = False) -> bool:
+    """See :func:`altay_kvfix.install_altay72_compact_kv_layout`."""
+    global _forced_altay
+    _forced_altay = _forced_altay or force
+    installed = arm()
+    if not installed and not settings_now().disabled:
+        write_trace("install_reused")
+    return installed
+
+
+def _wrap_planner(planner: ModuleType) -> None:
+    with _never_stopping_vllm():
+        vllm_compat.check_planner_functions(planner)
+        for name, wrapper in (
+            (vllm_compat.CONFIGS_FUNCTION, _on_configs),
+            (vllm_compat.GROUPS_FUNCTION, _on_groups),
+            (vllm_compat.UNIFORM_PAGE_FUNCTION, _on_uniform_page),
+        ):
+            native = getattr(planner, name)
+            if not isinstance(native, _PlannerFunction):
+                wrapped = _PlannerFunction(native, partial(wrapper, planner))
+                vllm_compat.replace_everywhere(planner, name, native, wrapped)
+        logging.getLogger(planner.__name__).addFilter(_hold_back)
+        write_trace("install_new")
+
+
+@contextmanager
+def _never_stopping_vllm() -> Iterator[None]:
+    """Whatever goes wrong inside leaves vLLM as it is, unless the layout is required."""
+    try:
+        yield
+    except KVLayoutError:
+        raise
+    except UnknownPlannerError as unknown:
+        stand_aside(unknown)
+    except Exception:
+        if settings_now().mode is Mode.REQUIRED:
+            raise
+        log_failure()
+
+
+class _PlannerFunction(wrapt.FunctionWrapper):  # type: ignore[type-arg]
+    """A wrapped planner function, told apart from other tools' wrappers by its type."""
+
+    def __reduce_ex__(self, protocol: Any) -> str:
+        # Functions are pickled by name; wrapt's wrappers refuse to be pickled at all.
+        return str(self.__wrapped__.__qualname__)
+
+
+# --- what is known while vLLM plans ------------------------------------------------------------
+
+
+@dataclass
+class _Pass:
+    """One run of vLLM's grouping: watched, or with its groups forced."""
+
+    forced: list[list[str]] | None = None
+    watching: bool = True
+    """False for a grouping that vLLM starts inside another one: it runs untouched."""
+    calls: list[tuple[Specs, Groups]] = field(default_factory=list)
+    """What the innermost function was given and what it answered."""
+    in_uniform_page: bool = False
+    held: list[logging.LogRecord] = field(default_factory=list)
+    held_of_uniform_page: list[logging.LogRecord] = field(default_factory=list)
+
+
+_configs_call: ContextVar[ConfigsCall | None] = ContextVar("configs_call", default=None)
+_pass: ContextVar[_Pass | None] = ContextVar("pass", default=None)
+
+
+@contextmanager
+def _set(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+# --- the three wrapped functions ---------------------------------------------------------------
+
+
+def _on_configs(
+    planner: ModuleType, native: Callable[..., Any], _: Any, args: Any, kwargs: Any
+) -> Any:
+    """get_kv_cache_configs: remembers the memory, checks the end result in ``required``."""
+    try:
+        call = ConfigsCall(*vllm_compat.configs_arguments(*args, **kwargs))
+    except TypeError as error:
+        stand_aside(_unknown_call(native, error))
+        return native(*args, **kwargs)
+    with _set(_configs_call, call):
+        configs = native(*args, **kwargs)
+    if settings_now().mode is Mode.REQUIRED:
+        _check_certified(call, [config.kv_cache_groups for config in configs])
+    return configs
+
+
+def _on_groups(
+    planner: ModuleType, native: Callable[..., Groups], _: Any, args: Any, kwargs: Any
+) -> Groups:
+    """get_kv_cache_groups: the decision."""
+    if _pass.get() is not None:
+        with _set(_pass, _Pass(watching=False)):
+            return native(*args, **kwargs)
+    try:
+        vllm_config, specs = vllm_compat.groups_arguments(*args, **kwargs)
+    except TypeError as error:
+        stand_aside(_unknown_call(native, error))
+        return native(*args, **kwargs)
+    return _plan(planner, "top_level_active", vllm_config, specs, lambda: native(*args, **kwargs))
+
+
+def _on_uniform_page(
+    planner: ModuleType, native: Callable[..., Groups], _: Any, args: Any, kwargs: Any
+) -> Groups:
+    """_get_kv_cache_groups_uniform_page_size: watched, or its groups built as decided."""
+    current = _pass.get()
+    if current is not None and not current.watching:
+        return native(*args, **kwargs)
+    try:
+        specs = vllm_compat.uniform_page_arguments(*args, **kwargs)
+    except TypeError as error:
+        stand_aside(_unknown_call(native, error))
+        return native(*args, **kwargs)
+    if current is None:
+        # Called on its own, by a platform or a test: decided like a whole planning call.
+        call = _configs_call.get()
+        vllm_config = call.vllm_config if call else None
+        again = partial(getattr(planner, vllm_compat.UNIFORM_PAGE_FUNCTION), *args, **kwargs)
+        return _plan(planner, "private_uniform_active", vllm_config, specs, again)
+    if current.forced is not None:
+        return vllm_compat.build_groups(planner, specs, current.forced)
+    current.in_uniform_page = True
+    groups = native(*args, **kwargs)
+    current.in_uniform_page = False
+    current.calls.append((dict(specs), groups))
+    return groups
+
+
+def _unknown_call(native: Callable[..., Any], error: TypeError) -> UnknownPlannerError:
+    return UnknownPlannerError(
+        f"vLLM {vllm_compat.version()} calls {native.__name__} with other arguments ({error})"
+    )
+
+
+# --- planning ----------------------------------------------------------------------------------
+
+
+def _plan(
+    planner: ModuleType, event: str, vllm_config: Any, specs: Specs, group: Callable[[], Groups]
+) -> Groups:
+    """Let vLLM group the layers, and replace its answer where the decision is another layout."""
+    first = _Pass()
+    try:
+        with _set(_pass, first):
+            native = group()
+    except BaseException:
+        _release(planner, first.held)
+        raise
+    groups = native
+    with _never_stopping_vllm():
+        settings = settings_now()
+        for error in settings.errors:
+            log_once(logging.ERROR, str(error))
+        situation, families = _read_situation(vllm_config, specs, native, first)
+        decision = decide(situation, settings)
+        call = _configs_call.get()
+        if call is not None:
+            call.planned = True
+        report = PlanReport(event, call, settings, situation, decision, vllm_config, native)
+        if decision.outcome is Outcome.REFUSE:
+            raise report.refused()
+        if decision.plan is None:
+            report.kept_native()
+        else:
+            second = _Pass(forced=_deal(families, decision.plan))
+            with _set(_pass, second):
+                forced = group()
+            vllm_compat.check_same_cache(native, forced, second.forced or [])
+            report.applied(forced)
+            if call is not None:
+                call.certified = second.forced
+            groups = forced
+    if groups is native:
+        _release(planner, first.held)
+    else:
+        _release_relevant(planner, first, second)
+    return groups
+
+
+def _read_situation(
+    vllm_config: Any, specs: Specs, native: Groups, watched: _Pass
+) -> tuple[Situation, list[list[str]]]:
+    """Plain values for the decision, and the layer names of each family."""
+    is_altay = _forced_altay or (
+        vllm_config is not None and ARCHITECTURE in vllm_compat.architectures(vllm_config)
+    )
+    if len(native) < 2:
+        return Situation(is_altay, native_only="the model is not hybrid"), []
+    if vllm_config is not None:
+        if vllm_compat.hybrid_manager_disabled(vllm_config):
+            return Situation(is_altay, native_only="the hybrid KV cache manager is disabled"), []
+        if _configs_call.get() is None and vllm_compat.pipeline_stages(vllm_config) > 1:
+            own = "a worker plans its own pipeline stage, for profiling"
+            return Situation(is_altay, native_only=own), []
+    try:
+        families = vllm_compat.watched_families(watched.calls, native)
+    except UnknownPlannerError as unknown:
+        return Situation(is_altay, unknown=str(unknown)), []
+    if len(families) < 2:
+        return Situation(is_altay, native_only="the model is not hybrid"), []
+    return Situation(
+        is_altay,
+        family_counts=tuple(len(family) for family in families),
+        hidden_state_layers=sum(vllm_compat.is_hidden_state(spec) for spec in specs.values()),
+    ), families
+
+
+def _deal(families: list[list[str]], plan: LayoutPlan) -> list[list[str]]:
+    dealt = vllm_compat.deal_families(families, plan.group_size)
+    if sorted(map(len, dealt)) != sorted(plan.group_lengths):
+        raise UnknownPlannerError(f"the groups dealt out are not those of {plan}")
+    return dealt
+
+
+def _check_certified(call: ConfigsCall, groups_per_worker: Sequence[Groups]) -> None:
+    """In ``required`` mode, look at what the engine is about to use, whoever made it."""
+    if call.certified is None:
+        if call.planned:
+            return
+        if vllm_compat.hybrid_manager_disabled(call.vllm_config):
+            return
+        if max((len(groups) for groups in groups_per_worker), default=0) < 2:
+            return
+        reason = "the KV cache groups were not planned by the functions that are wrapped"
+    else:
+        found = vllm_compat.layers_per_group(groups_per_worker)
+        if found == [set(names) for names in call.certified]:
+            return
+        reason = (
+            f"the groups about to be used have {[len(names) for names in found]} layers, "
+            f"the certified ones {[len(names) for names in call.certified]}"
+        )
+    write_trace("refused", reason=reason)
+    raise KVLayoutError(f"{LAYOUT_ENV_NAME}=required: {reason}")
+
+
+# --- vLLM's own log lines ----------------------------------------------------------------------
+
+
+def _hold_back(record: logging.LogRecord) -> bool:
+    """A filter on the planner's logger: keeps the lines of a watched run until it is decided."""
+    current = _pass.get()
+    if current is None:
+        return True
+    current.held.append(record)
+    if current.in_uniform_page:
+        current.held_of_uniform_page.append(record)
+    return False
+
+
+def _release(planner: ModuleType, records: Sequence[logging.LogRecord]) -> None:
+    logger = logging.getLogger(planner.__name__)
+    for record in records:
+        logger.handle(record)
+
+
+def _release_relevant(planner: ModuleType, watched: _Pass, forced: _Pass) -> None:
+    """Let out what is true of the forced layout, once.
+
+    The padding warnings of the layout that is not used are dropped. The rest was said in the first
+    run, partly through functions that say a thing only once, and may have been said again.
+    """
+    records = [r for r in watched.held if r not in watched.held_of_uniform_page]
+    said = {record.getMessage() for record in records}
+    _release(planner, records + [r for r in forced.held if r.getMessage() not in said])

@@ -1,0 +1,158 @@
+"""The environment variables, read into one frozen object.
+
+Values are trimmed and compared without case; an empty value means unset. A malformed value never
+passes silently: it becomes a :class:`SettingError` that names the variable, the value and what is
+allowed, and the planner decides what that error stops.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+from .certified import COMPACT_PLAN, GROUP_SIZE, plan_for
+from .layout import LayoutPlan
+
+_T = TypeVar("_T")
+
+DISABLE_ENV_NAME = "ALTAY_KVFIX_DISABLE"
+LAYOUT_ENV_NAME = "ZENIT_ALTAY_KV_LAYOUT"
+TRACE_ENV_NAME = "ZENIT_ALTAY_KV_LAYOUT_TRACE_PATH"
+FAMILY_COUNTS_ENV_NAME = "ALTAY_KVFIX_FAMILY_COUNTS"
+
+
+class Mode(Enum):
+    """What the certified layout may do (``ZENIT_ALTAY_KV_LAYOUT``)."""
+
+    ATTENTION_EXACT = "attention_exact"
+    """Apply it, or fall back to vLLM's own layout with a warning."""
+    REQUIRED = "required"
+    """Apply it, or refuse to start."""
+    OFF = "off"
+    """Leave vLLM's own layout alone."""
+
+
+_MODES = {
+    "attention_exact": Mode.ATTENTION_EXACT,
+    "required": Mode.REQUIRED,
+    "strict": Mode.REQUIRED,
+    "off": Mode.OFF,
+    "legacy": Mode.OFF,
+    "0": Mode.OFF,
+    "false": Mode.OFF,
+}
+_SWITCH = {"1": True, "true": True, "yes": True, "on": True}
+_SWITCH |= {"0": False, "false": False, "no": False, "off": False}
+
+
+@dataclass(frozen=True)
+class SettingError:
+    """A malformed environment variable."""
+
+    variable: str
+    value: str
+    allowed: str
+
+    def __str__(self) -> str:
+        return f"{self.variable}={self.value!r} is not valid; allowed: {self.allowed}"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every setting in effect. Build it with :meth:`from_environ`."""
+
+    disabled: bool = False
+    mode: Mode = Mode.ATTENTION_EXACT
+    certified_plan: LayoutPlan = COMPACT_PLAN
+    """The composition the certified layout expects, and how it is laid out."""
+    trace_path: str | None = None
+    errors: tuple[SettingError, ...] = ()
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> Settings:
+        """Read all variables. Never raises: malformed ones keep their default and are listed."""
+        errors: list[SettingError] = []
+
+        def read(variable: str, parse: Callable[[str], _T], allowed: str, default: _T) -> _T:
+            raw = environ.get(variable, "")
+            value = raw.strip()
+            if not value:
+                return default
+            try:
+                return parse(value)
+            except (ValueError, KeyError):
+                errors.append(SettingError(variable, raw, allowed))
+                return default
+
+        values: dict[str, Any] = {
+            "disabled": read(DISABLE_ENV_NAME, _parse_switch, "1, true, yes, on (or 0)", False),
+            "mode": read(
+                LAYOUT_ENV_NAME,
+                lambda value: _MODES[value.lower()],
+                ", ".join(_MODES),
+                Mode.ATTENTION_EXACT,
+            ),
+            "certified_plan": read(
+                FAMILY_COUNTS_ENV_NAME,
+                _parse_family_counts,
+                "two or more layer counts >= 1, then an optional group size, "
+                "such as 7,9,54 or 7,9,54:9",
+                COMPACT_PLAN,
+            ),
+            "trace_path": read(TRACE_ENV_NAME, _parse_absolute_path, "an absolute path", None),
+        }
+        return cls(**values, errors=tuple(errors))
+
+
+def expect_family_counts(counts: Sequence[int], group_size: int = GROUP_SIZE) -> LayoutPlan:
+    """Declare the family counts that the certified layout expects instead of ALTAY's 16 + 54.
+
+    Call it before the engine starts. The declaration is kept in ``ALTAY_KVFIX_FAMILY_COUNTS`` of
+    this process's environment, so that the engine's spawned processes see it too; a declaration
+    found there is replaced.
+
+    Args:
+        counts: Layers per family, two families or more, in any order.
+        group_size: The size to certify. Where it is not canonical for these counts, the largest
+            canonical size below it is used.
+
+    Returns:
+        The plan that a model with exactly these counts will get.
+
+    Raises:
+        ValueError: fewer than two families, a count or the size below 1.
+    """
+    plan = plan_for(counts, group_size)
+    os.environ[FAMILY_COUNTS_ENV_NAME] = (
+        ",".join(map(str, plan.family_counts)) + f":{plan.group_size}"
+    )
+    return plan
+
+
+def _parse_switch(value: str) -> bool:
+    return _SWITCH[value.lower()]
+
+
+def _parse_family_counts(value: str) -> LayoutPlan:
+    counts, colon, size = value.partition(":")
+    return plan_for(
+        [_parse_whole_number(count) for count in counts.split(",")],
+        _parse_whole_number(size) if colon else GROUP_SIZE,
+    )
+
+
+def _parse_whole_number(text: str) -> int:
+    # int() alone would also take "1_6", "+16" and digits of other scripts.
+    text = text.strip()
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(text)
+    return int(text)
+
+
+def _parse_absolute_path(value: str) -> str:
+    if not os.path.isabs(value):
+        raise ValueError(value)
+    return value

@@ -1,0 +1,169 @@
+"""The start-up hook: runs the sitecustomize it shadows, and waits for vLLM. Nothing else.
+
+It runs in every Python process of the container. So it imports only what every interpreter has
+loaded already, prints nothing, and can't fail an interpreter. The rest of this package is loaded
+when somebody imports vllm. This file parses on Python 2.7, where it does nothing.
+"""
+
+import os
+import sys
+
+_FOLDER = os.path.realpath(os.path.dirname(__file__))
+
+# What altay_kvfix.settings knows better; needed here before, or without, importing it.
+_SWITCHED_OFF = ("1", "true", "yes", "on")
+_NOT_REQUIRED = ("", "attention_exact", "off", "legacy", "0", "false")
+
+
+class _VllmFinder(object):
+    """Answers ``import vllm`` with what the other finders have, its loader tripped."""
+
+    altay_kvfix = _FOLDER
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name != "vllm" or cls._is_asking():
+            return None
+        # Nothing may be imported here and sys.meta_path must stay as it is: the import system
+        # holds a lock and is walking through it.
+        for finder in list(sys.meta_path):
+            if finder is not cls and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    _trip(spec.loader)
+                    return spec
+        return None
+
+    @classmethod
+    def _is_asking(cls):
+        # Another delegating finder asks us back while we ask it. The stack tells that for this
+        # thread alone, and can't be left in the wrong state by a finder that raises.
+        code = cls.find_spec.__func__.__code__
+        return any(frame.f_code is code for frame in _frames(sys._getframe(2)))
+
+
+def _trip(loader):
+    """Have ``loader`` arm this process after it has executed vllm.
+
+    The loader stays the object that was found, so that the module and its spec never show another
+    one. For a single execution an attribute stands in front of its method. A zip importer is shared
+    by all modules of its archive, hence the look at the name.
+    """
+    exec_module = getattr(loader, "exec_module", None)
+    if exec_module is None or hasattr(exec_module, "altay_kvfix"):
+        return
+
+    def exec_and_arm(module):
+        is_vllm = module.__name__ == "vllm"
+        if is_vllm:
+            vars(loader).pop("exec_module", None)
+        exec_module(module)
+        if is_vllm:
+            _arm()
+
+    exec_and_arm.altay_kvfix = _FOLDER
+    try:
+        loader.exec_module = exec_and_arm
+    except (AttributeError, TypeError):
+        _say("not active, vLLM keeps its own KV cache layout: can't watch %r" % (loader,))
+
+
+def _arm():
+    if _is_switched_off():
+        return
+    try:
+        from altay_kvfix import install_altay72_compact_kv_layout as install
+    except Exception as error:
+        if os.environ.get("ZENIT_ALTAY_KV_LAYOUT", "").strip().lower() not in _NOT_REQUIRED:
+            raise
+        _say("not active, vLLM keeps its own KV cache layout: %r" % (error,))
+        return
+    install()
+
+
+def _is_switched_off():
+    return os.environ.get("ALTAY_KVFIX_DISABLE", "").strip().lower() in _SWITCHED_OFF
+
+
+def _say(message):
+    try:
+        sys.stderr.write("altay-kvfix: %s\n" % (message,))
+    except Exception:
+        pass  # stderr is closed or full, which must not fail the import of vllm
+
+
+def _frames(frame):
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_ours(entry):
+    try:
+        return os.path.samefile(entry, _FOLDER)
+    except (OSError, TypeError, ValueError):
+        return False
+
+
+def _folder_is_ours_alone():
+    """Whether the folder is our checkout, or was made for us by ``pip install --target``."""
+    names = os.listdir(_FOLDER)
+    if "pyproject.toml" in names and "altay_kvfix" in names:
+        return True
+    return all(
+        name in ("altay_kvfix", "sitecustomize.py", "wrapt", "bin", "__pycache__")
+        or name.startswith(("altay_kvfix-", "wrapt-"))
+        for name in names
+    )
+
+
+def _leave_front():
+    """Move our folder to the end of sys.path, so that nothing beside us shadows the container's.
+
+    A folder that other things live in stays where it is: somebody put it there for them.
+
+    Returns the entries behind our folder, as they were.
+    """
+    ours = [i for i, entry in enumerate(sys.path) if _is_ours(entry)]
+    if not ours:
+        return list(sys.path)
+    behind = [entry for entry in sys.path[ours[0] + 1 :] if not _is_ours(entry)]
+    if _folder_is_ours_alone():
+        folder = sys.path[ours[0]]
+        sys.path[:] = [entry for i, entry in enumerate(sys.path) if i not in ours] + [folder]
+    return behind
+
+
+def _run_shadowed(entries):
+    """Run the sitecustomize that Python would have run without us, in our place.
+
+    It is looked for behind our folder only: what stands in front of us has run already, and ran us.
+    """
+    for finder in list(sys.meta_path):
+        if hasattr(finder, "find_spec"):
+            spec = finder.find_spec("sitecustomize", entries)
+            # An editable install of this package has a finder that leads back to this file; a
+            # bare directory of that name has no origin.
+            if spec is not None and spec.origin and not _is_ours(os.path.dirname(spec.origin)):
+                # What importlib.import_module() would do with the spec. importlib itself would
+                # be one more import in every process.
+                sys.modules["_frozen_importlib"]._load(spec)
+                return
+
+
+def _start():
+    if sys.version_info < (3, 5):
+        return
+    running = [f for f in _frames(sys._getframe(1)) if f.f_code.co_name == "_start"]
+    if any(f.f_globals.get("_FOLDER") == _FOLDER for f in running):
+        return  # run again by the sitecustomize that we are running
+    armed = [getattr(finder, "altay_kvfix", None) for finder in sys.meta_path]
+    if _FOLDER in armed:
+        return
+    behind = _leave_front()
+    if sys.version_info >= (3, 10) and not any(armed) and not _is_switched_off():
+        sys.meta_path.insert(0, _VllmFinder)
+    _run_shadowed(behind)
+
+
+_start()

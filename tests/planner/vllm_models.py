@@ -1,0 +1,106 @@
+"""Real KVCacheSpec objects and a light stand-in for VllmConfig, for the real planner."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    HiddenStateCacheSpec,
+    KVCacheSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+BLOCK_SIZE = 144
+KV_HEADS, HEAD_SIZE = 2, 256
+PAGE = BLOCK_SIZE * KV_HEADS * 2 * HEAD_SIZE * 2
+"""Bytes of an attention page: tokens x heads x (key and value) x head size x bfloat16."""
+
+ALTAY = "LomonosovZenitAltayForConditionalGeneration"
+
+
+def full_attention(**changes: Any) -> FullAttentionSpec:
+    return FullAttentionSpec(**_attention(), **changes)
+
+
+def sliding_window(window: int = 64) -> SlidingWindowSpec:
+    return SlidingWindowSpec(**_attention(), sliding_window=window)
+
+
+def gdn() -> MambaSpec:
+    return MambaSpec(
+        block_size=4096,
+        shapes=((3, 512), (4, 128, 128)),
+        dtypes=(torch.bfloat16, torch.float32),
+        page_size_padded=max(PAGE, 4 * 128 * 128 * 4 + 3 * 512 * 2),
+    )
+
+
+def hidden_states() -> HiddenStateCacheSpec:
+    return HiddenStateCacheSpec(
+        block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1024, dtype=torch.bfloat16
+    )
+
+
+def _attention() -> dict[str, Any]:
+    return dict(
+        block_size=BLOCK_SIZE, num_kv_heads=KV_HEADS, head_size=HEAD_SIZE, dtype=torch.bfloat16
+    )
+
+
+def model(**families: tuple[int, KVCacheSpec]) -> dict[str, KVCacheSpec]:
+    """Layer name -> spec; ``model(gdn=(54, gdn()), full=(16, full_attention()))``."""
+    return {
+        f"{family}.{i}": spec for family, (count, spec) in families.items() for i in range(count)
+    }
+
+
+def altay(full: int = 16, gdn_layers: int = 54) -> dict[str, KVCacheSpec]:
+    return model(gdn=(gdn_layers, gdn()), full=(full, full_attention()))
+
+
+def vllm_config(
+    *,
+    architecture: str = ALTAY,
+    max_model_len: int = 4096,
+    disable_hybrid: bool = False,
+    pipeline_stages: int = 1,
+    kv_connector: Any = None,
+    **cache: Any,
+) -> Any:
+    """What the planner reads of a VllmConfig."""
+    return SimpleNamespace(
+        model_config=SimpleNamespace(
+            architecture="Qwen3NextForCausalLM",
+            architectures=["Qwen3NextForCausalLM"],
+            hf_config=SimpleNamespace(architectures=[architecture], model_type="test"),
+            max_model_len=max_model_len,
+            original_max_model_len=max_model_len,
+        ),
+        cache_config=SimpleNamespace(
+            mamba_cache_mode="none",
+            num_gpu_blocks_override=None,
+            prefix_cache_retention_interval=None,
+            get_resolved_kv_cache_layout=lambda: KVCacheLayout.LBNHC,
+            **cache,
+        ),
+        parallel_config=SimpleNamespace(
+            pipeline_parallel_size=pipeline_stages,
+            tensor_parallel_size=1,
+            decode_context_parallel_size=1,
+            prefill_context_parallel_size=1,
+        ),
+        scheduler_config=SimpleNamespace(
+            disable_hybrid_kv_cache_manager=disable_hybrid, max_num_batched_tokens=2048
+        ),
+        attention_config=SimpleNamespace(hisparse_config=None),
+        speculative_config=None,
+        kv_transfer_config=kv_connector,
+        device_config=SimpleNamespace(device_type="cpu"),
+        max_in_flight_tokens=2048,
+        num_prefill_lookahead_tokens=0,
+    )
