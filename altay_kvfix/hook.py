@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -124,8 +124,8 @@ class _Pass:
     forced: list[list[str]] | None = None
     watching: bool = True
     """False for a grouping that vLLM starts inside another one: it runs untouched."""
-    calls: list[tuple[Specs, Groups]] = field(default_factory=list)
-    """What the innermost function was given and what it answered."""
+    calls: list[tuple[Specs, list[list[str]]]] = field(default_factory=list)
+    """What the innermost function was given, and the layer names of each group it answered."""
     in_uniform_page: bool = False
     held: list[logging.LogRecord] = field(default_factory=list)
     held_of_uniform_page: list[logging.LogRecord] = field(default_factory=list)
@@ -201,7 +201,7 @@ def _on_uniform_page(
     current.in_uniform_page = True
     groups = native(*args, **kwargs)
     current.in_uniform_page = False
-    current.calls.append((dict(specs), groups))
+    current.calls.append((dict(specs), vllm_compat.layer_names(groups)))
     return groups
 
 
@@ -246,7 +246,7 @@ def _plan(
                 forced = group()
             vllm_compat.check_same_cache(native, forced, second.forced or [])
             report.applied(forced)
-            if call is not None:
+            if call is not None and decision.rule == "certified":
                 call.certified = second.forced
             groups = forced
     if groups is native:
@@ -260,27 +260,47 @@ def _read_situation(
     vllm_config: Any, specs: Specs, native: Groups, watched: _Pass
 ) -> tuple[Situation, list[list[str]]]:
     """Plain values for the decision, and the layer names of each family."""
-    is_altay = _forced_altay or (
-        vllm_config is not None and ARCHITECTURE in vllm_compat.architectures(vllm_config)
-    )
+    call = _configs_call.get()
+    is_altay = _forced_altay
     if len(native) < 2:
         return Situation(is_altay, native_only="the model is not hybrid"), []
     if vllm_config is not None:
+        is_altay = is_altay or ARCHITECTURE in vllm_compat.architectures(vllm_config)
         if vllm_compat.hybrid_manager_disabled(vllm_config):
             return Situation(is_altay, native_only="the hybrid KV cache manager is disabled"), []
-        if _configs_call.get() is None and vllm_compat.pipeline_stages(vllm_config) > 1:
+        if call is None and vllm_compat.pipeline_stages(vllm_config) > 1:
             own = "a worker plans its own pipeline stage, for profiling"
             return Situation(is_altay, native_only=own), []
+        undivided = vllm_compat.undivided_reason(vllm_config, native)
+        if undivided:
+            return Situation(is_altay, undivided=undivided), []
     try:
         families = vllm_compat.watched_families(watched.calls, native)
     except UnknownPlannerError as unknown:
         return Situation(is_altay, unknown=str(unknown)), []
     if len(families) < 2:
         return Situation(is_altay, native_only="the model is not hybrid"), []
-    return Situation(
+    situation = Situation(
         is_altay,
         family_counts=tuple(len(family) for family in families),
         hidden_state_layers=sum(vllm_compat.is_hidden_state(spec) for spec in specs.values()),
+    )
+    if vllm_config is None:
+        return situation, families
+    return replace(
+        situation,
+        not_searched=vllm_compat.not_searched_reason(vllm_config, native),
+        kv_connector=vllm_compat.has_kv_connector(vllm_config),
+        max_model_len=vllm_compat.max_model_len(vllm_config),
+        problem=lambda tokens: vllm_compat.search_problem(
+            vllm_config,
+            specs,
+            families,
+            native,
+            tokens,
+            call.worker_specs if call else (),
+            call.available_memory if call else (),
+        ),
     ), families
 
 

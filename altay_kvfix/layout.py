@@ -28,12 +28,6 @@ def split_round_robin(layers: Sequence[_T], num_groups: int) -> list[list[_T]]:
     return [list(layers[i::num_groups]) for i in range(num_groups)]
 
 
-def join_round_robin(groups: Sequence[Sequence[_T]]) -> list[_T]:
-    """The layers in the order they had before :func:`split_round_robin` dealt them out."""
-    longest = max((len(group) for group in groups), default=0)
-    return [group[i] for i in range(longest) for group in groups if i < len(group)]
-
-
 def effective_size(family_counts: Sequence[int], group_size: int) -> int:
     """The width of the widest group that ``group_size`` really makes.
 

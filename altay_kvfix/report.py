@@ -111,17 +111,18 @@ class PlanReport:
         required = self.settings.mode is Mode.REQUIRED
         self._log(
             logging.WARNING if required else logging.INFO,
-            f"{self.decision.rule} KV cache layout{' (required)' if required else ''}: "
+            f"KV cache layout ({self.decision.rule}{', required' if required else ''}): "
             f"group size {before.size} -> {after.size}, "
             f"{before.num_groups} -> {after.num_groups} groups, "
             f"{_change(before, after)}, "
-            f"{before.padding} -> {after.padding} padding slots",
+            f"{before.padding} -> {after.padding} padding slots; {self.decision.reason}",
         )
-        if after.holds_less_than(before):
+        for warning in self.decision.warnings:
+            self._log(logging.WARNING, warning)
+        if self.decision.rule != "search" and after.holds_less_than(before):
             self._log(
                 logging.WARNING,
-                f"the {self.decision.rule} KV cache layout holds less than vLLM's own: "
-                f"{_change(before, after)}",
+                f"this KV cache layout holds less than vLLM's own: {_change(before, after)}",
             )
         if self.vllm_config is not None and vllm_compat.has_kv_connector(self.vllm_config):
             self._log(
@@ -132,10 +133,12 @@ class PlanReport:
         self._trace(self.event, groups)
 
     def kept_native(self) -> None:
-        if self.decision.outcome is Outcome.FALLBACK:
+        if self.decision.error:
+            self._log(logging.ERROR, self.decision.error)
+        elif self.decision.outcome is Outcome.FALLBACK:
             self._log(
                 logging.WARNING,
-                f"vLLM's own KV cache layout is used instead of the {self.decision.rule} one: "
+                f"vLLM's own KV cache layout is used ({self.decision.rule}): "
                 f"{self.decision.reason}",
             )
         else:

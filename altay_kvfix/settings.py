@@ -7,6 +7,7 @@ allowed, and the planner decides what that error stops.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 
 from .certified import COMPACT_PLAN, GROUP_SIZE, plan_for
 from .layout import LayoutPlan
+from .search import DEFAULT_GROUP_COST, DEFAULT_MAX_GROUPS
 
 _T = TypeVar("_T")
 
@@ -22,6 +24,12 @@ DISABLE_ENV_NAME = "ALTAY_KVFIX_DISABLE"
 LAYOUT_ENV_NAME = "ZENIT_ALTAY_KV_LAYOUT"
 TRACE_ENV_NAME = "ZENIT_ALTAY_KV_LAYOUT_TRACE_PATH"
 FAMILY_COUNTS_ENV_NAME = "ALTAY_KVFIX_FAMILY_COUNTS"
+SEARCH_ENV_NAME = "RADIANCE_KV_GROUP_OPT"
+GROUP_SIZE_ENV_NAME = "RADIANCE_KV_GROUP_SIZE"
+MAX_GROUPS_ENV_NAME = "RADIANCE_KV_GROUP_MAX_GROUPS"
+GROUP_COST_ENV_NAME = "ALTAY_KVFIX_GROUP_COST"
+PLAN_TOKENS_ENV_NAME = "ALTAY_KVFIX_PLAN_TOKENS"
+KV_TRANSFER_ENV_NAME = "ALTAY_KVFIX_WITH_KV_TRANSFER"
 
 
 class Mode(Enum):
@@ -46,6 +54,8 @@ _MODES = {
 }
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True}
 _SWITCH |= {"0": False, "false": False, "no": False, "off": False}
+_SWITCH_VALUES = ", ".join(_SWITCH)
+_POSITIVE = "a whole number >= 1"
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,17 @@ class Settings:
     certified_plan: LayoutPlan = COMPACT_PLAN
     """The composition the certified layout expects, and how it is laid out."""
     trace_path: str | None = None
+    search: bool = True
+    """Whether the capacity search runs for models that are not ALTAY."""
+    group_size: int | None = None
+    """A group size that an operator forces instead of the search's."""
+    max_groups: int = DEFAULT_MAX_GROUPS
+    group_cost: float = DEFAULT_GROUP_COST
+    """Price of one more group, as a share of capacity."""
+    plan_tokens: int | None = None
+    """Request length in tokens that the search optimises for; None means max_model_len."""
+    with_kv_transfer: bool = False
+    """Search although a KV connector is configured."""
     errors: tuple[SettingError, ...] = ()
 
     @classmethod
@@ -88,7 +109,7 @@ class Settings:
                 return default
 
         values: dict[str, Any] = {
-            "disabled": read(DISABLE_ENV_NAME, _parse_switch, "1, true, yes, on (or 0)", False),
+            "disabled": read(DISABLE_ENV_NAME, _parse_switch, _SWITCH_VALUES, False),
             "mode": read(
                 LAYOUT_ENV_NAME,
                 lambda value: _MODES[value.lower()],
@@ -103,6 +124,14 @@ class Settings:
                 COMPACT_PLAN,
             ),
             "trace_path": read(TRACE_ENV_NAME, _parse_absolute_path, "an absolute path", None),
+            "search": read(SEARCH_ENV_NAME, _parse_switch, _SWITCH_VALUES, True),
+            "group_size": read(GROUP_SIZE_ENV_NAME, _parse_positive, _POSITIVE, None),
+            "max_groups": read(MAX_GROUPS_ENV_NAME, _parse_positive, _POSITIVE, DEFAULT_MAX_GROUPS),
+            "group_cost": read(
+                GROUP_COST_ENV_NAME, _parse_cost, "a number >= 0, such as 0.005", DEFAULT_GROUP_COST
+            ),
+            "plan_tokens": read(PLAN_TOKENS_ENV_NAME, _parse_positive, _POSITIVE, None),
+            "with_kv_transfer": read(KV_TRANSFER_ENV_NAME, _parse_switch, _SWITCH_VALUES, False),
         }
         return cls(**values, errors=tuple(errors))
 
@@ -150,6 +179,20 @@ def _parse_whole_number(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise ValueError(text)
     return int(text)
+
+
+def _parse_positive(value: str) -> int:
+    number = _parse_whole_number(value)
+    if number < 1:
+        raise ValueError(value)
+    return number
+
+
+def _parse_cost(value: str) -> float:
+    cost = float(value)
+    if not 0 <= cost < math.inf:
+        raise ValueError(value)
+    return cost
 
 
 def _parse_absolute_path(value: str) -> str:

@@ -13,7 +13,8 @@ from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any
 
-from .layout import groups_of, join_round_robin, split_round_robin
+from .layout import groups_of, split_round_robin
+from .search import Family, Problem
 
 PLANNER_MODULE = "vllm.v1.core.kv_cache_utils"
 CONFIGS_FUNCTION = "get_kv_cache_configs"
@@ -116,6 +117,10 @@ def pipeline_stages(vllm_config: Any) -> int:
     return int(vllm_config.parallel_config.pipeline_parallel_size)
 
 
+def max_model_len(vllm_config: Any) -> int:
+    return int(vllm_config.model_config.max_model_len)
+
+
 def has_kv_connector(vllm_config: Any) -> bool:
     return getattr(vllm_config, "kv_transfer_config", None) is not None
 
@@ -128,18 +133,36 @@ def is_hidden_state(spec: Any) -> bool:
 
     Told by class name: the class does not exist in every release.
     """
-    return any(cls.__name__ == "HiddenStateCacheSpec" for cls in type(spec).__mro__)
+    return _is_a(spec, "HiddenStateCacheSpec")
 
 
-def recover_families(specs: Specs, groups: Groups) -> list[list[str]]:
+def _is_a(spec: Any, class_name: str) -> bool:
+    return any(cls.__name__ == class_name for cls in type(spec).__mro__)
+
+
+def undivided_reason(vllm_config: Any, groups: Groups) -> str | None:
+    """Why vLLM made ``groups`` by other means than dividing families, or None.
+
+    It keeps layers of several page sizes in packed groups, and HiSparse makes groups of its own.
+    """
+    attention_config = getattr(vllm_config, "attention_config", None)
+    if getattr(attention_config, "hisparse_config", None) is not None:
+        return "HiSparse makes the KV cache groups"
+    specs = [group.kv_cache_spec for group in groups]
+    if any(hasattr(spec, "kv_cache_specs") for spec in specs):
+        return "layers of different page sizes are packed into common groups"
+    return None
+
+
+def recover_families(specs: Specs, dealt: list[list[str]]) -> list[list[str]]:
     """The families vLLM saw, read off its own answer instead of a copy of its rule.
 
-    Layers that share a spec or a native group are one family. A family's groups are joined back
-    into the order vLLM dealt them from, and dealing them again must give its answer exactly.
+    Layers that share a spec or a native group are one family. vLLM collects a family spec by spec,
+    in the order it meets them; dealing that out must give its answer exactly.
 
     Args:
         specs: What ``_get_kv_cache_groups_uniform_page_size`` was given.
-        groups: What it answered.
+        dealt: What it answered: the layer names of each group.
 
     Returns:
         The layer names of each family, in vLLM's order.
@@ -147,12 +170,16 @@ def recover_families(specs: Specs, groups: Groups) -> list[list[str]]:
     Raises:
         UnknownPlannerError: vLLM's answer is not a round-robin deal of such families.
     """
-    dealt = [list(group.layer_names) for group in groups]
+    by_spec: dict[Any, list[str]] = {}
+    for name, spec in specs.items():
+        by_spec.setdefault(spec, []).append(name)
     families: list[list[str]] = []
     redealt: list[list[str]] = []
-    for members in _families_of_groups(specs, dealt):
-        families.append(join_round_robin(members))
-        redealt += split_round_robin(families[-1], len(members))
+    for family_specs, num_groups in _specs_of_families(specs, dealt):
+        families.append(
+            [n for spec, names in by_spec.items() if spec in family_specs for n in names]
+        )
+        redealt += split_round_robin(families[-1], num_groups)
     if redealt != dealt:
         raise UnknownPlannerError(
             f"vLLM {version()} groups layers by a rule that is not known: it does not deal each "
@@ -161,11 +188,27 @@ def recover_families(specs: Specs, groups: Groups) -> list[list[str]]:
     return families
 
 
-def watched_families(calls: Sequence[tuple[Specs, Groups]], native: Groups) -> list[list[str]]:
+def _specs_of_families(specs: Specs, dealt: list[list[str]]) -> list[tuple[set[Any], int]]:
+    """Each family's specs and number of groups: groups with a spec in common belong together."""
+    families: list[tuple[set[Any], int]] = []
+    for names in dealt:
+        group_specs, num_groups = {specs[name] for name in names}, 1
+        # A group of several specs can join families that looked separate so far.
+        for family in [family for family in families if family[0] & group_specs]:
+            families.remove(family)
+            group_specs |= family[0]
+            num_groups += family[1]
+        families.append((group_specs, num_groups))
+    return families
+
+
+def watched_families(
+    calls: Sequence[tuple[Specs, list[list[str]]]], native: Groups
+) -> list[list[str]]:
     """The families behind ``native``, the answer of ``get_kv_cache_groups``.
 
     Args:
-        calls: What the inner function was given and answered meanwhile, call by call.
+        calls: What the inner function was given, and the layer names of the groups it answered.
 
     Raises:
         UnknownPlannerError: the answer is not that of the inner function plus hidden-state groups.
@@ -175,27 +218,10 @@ def watched_families(calls: Sequence[tuple[Specs, Groups]], native: Groups) -> l
             f"vLLM {version()} called {UNIFORM_PAGE_FUNCTION} {len(calls)} times, not once, "
             "to group these layers"
         )
-    specs, groups = calls[0]
-    attention = [g.layer_names for g in native if not is_hidden_state(g.kv_cache_spec)]
-    if attention != [group.layer_names for group in groups]:
+    specs, dealt = calls[0]
+    if dealt != layer_names(g for g in native if not is_hidden_state(g.kv_cache_spec)):
         raise UnknownPlannerError(f"vLLM {version()} changed the groups after dividing the layers")
-    return recover_families(specs, groups)
-
-
-def _families_of_groups(specs: Specs, dealt: list[list[str]]) -> list[list[list[str]]]:
-    """Sort the groups by family: groups that hold a spec in common belong together."""
-    families: list[tuple[set[Any], list[list[str]]]] = []
-    for names in dealt:
-        group_specs = {specs[name] for name in names}
-        members = [names]
-        # A group of several specs can join families that looked separate so far.
-        related = [family for family in families if family[0] & group_specs]
-        for family in reversed(related):
-            group_specs |= family[0]
-            members = family[1] + members
-            families.remove(family)
-        families.append((group_specs, members))
-    return [members for _, members in families]
+    return recover_families(specs, dealt)
 
 
 def deal_families(families: Iterable[Sequence[str]], group_size: int) -> list[list[str]]:
@@ -210,20 +236,27 @@ def deal_families(families: Iterable[Sequence[str]], group_size: int) -> list[li
 # --- groups ------------------------------------------------------------------------------------
 
 
-def build_groups(planner: ModuleType, specs: Specs, layer_names: list[list[str]]) -> Groups:
+def build_groups(planner: ModuleType, specs: Specs, divided: list[list[str]]) -> Groups:
     """Fresh KVCacheGroupSpec objects, made by vLLM (newer releases append to them later)."""
-    if sorted(specs) != sorted(name for names in layer_names for name in names):
+    if sorted(specs) != sorted(name for names in divided for name in names):
         raise UnknownPlannerError("vLLM asked for other layers the second time")
-    groups: Groups = getattr(planner, _GROUP_SPECS_FUNCTION)(specs, layer_names)
+    # Copies: the lists become part of the groups, where anybody may change them.
+    copies = [list(names) for names in divided]
+    groups: Groups = getattr(planner, _GROUP_SPECS_FUNCTION)(specs, copies)
     return groups
+
+
+def layer_names(groups: Iterable[Any]) -> list[list[str]]:
+    """A copy: vLLM appends to the lists of groups it has made."""
+    return [list(group.layer_names) for group in groups]
 
 
 def group_lengths(groups: Groups) -> list[int]:
     return [len(group.layer_names) for group in groups]
 
 
-def check_same_cache(native: Groups, groups: Groups, layer_names: list[list[str]]) -> None:
-    """Check that ``groups`` is native's cache, divided as ``layer_names`` says and else the same.
+def check_same_cache(native: Groups, groups: Groups, divided: list[list[str]]) -> None:
+    """Check that ``groups`` is native's cache, divided as ``divided`` says and else the same.
 
     The groups that vLLM adds afterwards, for hidden-state layers, must be native's.
 
@@ -231,8 +264,8 @@ def check_same_cache(native: Groups, groups: Groups, layer_names: list[list[str]
         UnknownPlannerError: a layer is missing, doubled or has another spec; page sizes differ;
             a group has fields that are not at their defaults; fewer than two groups.
     """
-    hidden = [list(g.layer_names) for g in native if is_hidden_state(g.kv_cache_spec)]
-    if [list(group.layer_names) for group in groups] != layer_names + hidden:
+    hidden = layer_names(g for g in native if is_hidden_state(g.kv_cache_spec))
+    if layer_names(groups) != divided + hidden:
         raise UnknownPlannerError("the groups do not hold the layers they were given")
     if len(groups) < 2:
         raise UnknownPlannerError("fewer than two groups are left")
@@ -275,19 +308,138 @@ def layers_per_group(groups_per_worker: Sequence[Groups]) -> list[set[str]]:
     ]
 
 
+def not_searched_reason(vllm_config: Any, native: Groups) -> str | None:
+    """Why a model that could be divided otherwise is better left alone, or None."""
+    if vllm_config.cache_config.num_gpu_blocks_override is not None:
+        # Wider blocks would then take more memory than was measured to be free.
+        return "num_gpu_blocks_override sets the number of blocks, not the memory"
+    try:
+        for group in native:
+            check_default_fields(group)
+    except UnknownPlannerError as special:
+        return str(special)
+    return None
+
+
 # --- capacity ----------------------------------------------------------------------------------
 
 
-def blocks_per_request(vllm_config: Any, groups: Groups) -> int:
-    """Blocks that one request of ``max_model_len`` tokens takes from the pool, over all groups.
+def search_problem(
+    vllm_config: Any,
+    specs: Specs,
+    families: Sequence[Sequence[str]],
+    native: Groups,
+    tokens: int,
+    worker_specs: Sequence[Specs] = (),
+    available_memory: Sequence[int] = (),
+) -> Problem:
+    """The plain numbers that the capacity search works on.
 
-    Per group: ceil(max_memory_usage_bytes / page_size_bytes), vLLM's own price of a group
-    (``get_max_concurrency_for_kv_cache_config``).
+    Args:
+        specs: What ``get_kv_cache_groups`` was given.
+        families: Layer names by family, without hidden-state layers.
+        native: vLLM's own groups, hidden-state groups among them.
+        tokens: Request length to price.
+        worker_specs: Each worker's own layers; empty where one worker holds the whole model.
+        available_memory: Bytes for the KV cache on each worker; empty where it is not known.
     """
-    return sum(
-        -(-g.kv_cache_spec.max_memory_usage_bytes(vllm_config) // g.kv_cache_spec.page_size_bytes)
-        for g in groups
+    by_layer = {name: group.kv_cache_spec for group in native for name in group.layer_names}
+    hidden = [[name] for name, spec in by_layer.items() if is_hidden_state(spec)]
+    drafters = draft_layers(vllm_config, [name for family in families for name in family], specs)
+    longest = max_model_len(vllm_config)
+    stages = {name: stage for stage, owned in enumerate(_stages(worker_specs)) for name in owned}
+
+    def family(names: Sequence[str]) -> Family:
+        members = [by_layer[name] for name in names]
+        return Family(
+            layers=len(names),
+            blocks_per_request=_blocks_of_longest(vllm_config, members, tokens),
+            max_blocks_per_request=_blocks_of_longest(vllm_config, members, longest),
+            is_attention=not _is_a(members[0], "MambaSpec"),
+            draft_layers=tuple(i for i, name in enumerate(names) if name in (drafters or ())),
+            may_hold_draft=drafters is None,
+            stages=tuple(stages[name] for name in names) if len(set(stages.values())) > 1 else (),
+        )
+
+    page = native[0].kv_cache_spec.page_size_bytes
+    return Problem(
+        families=tuple(family(names) for names in (*families, *hidden)),
+        native_size=max(len(group.layer_names) for group in native),
+        pages=min(available_memory) // page if available_memory else None,
+        max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
     )
+
+
+def _stages(worker_specs: Sequence[Specs]) -> list[frozenset[str]]:
+    """The layers of each pipeline stage: tensor-parallel workers of a stage hold the same ones."""
+    return list(dict.fromkeys(frozenset(specs) for specs in worker_specs))
+
+
+def _blocks_of_longest(vllm_config: Any, specs: Iterable[Any], tokens: int) -> int:
+    """Blocks of a request of ``tokens`` in a group of such layers.
+
+    vLLM prices a request of max_model_len; its own auto-fit changes that value for a moment too.
+    """
+    model_config = vllm_config.model_config
+    longest = model_config.max_model_len
+    if tokens != longest:
+        model_config.max_model_len = tokens
+    try:
+        return max(_blocks_of(vllm_config, spec) for spec in dict.fromkeys(specs))
+    finally:
+        if tokens != longest:
+            model_config.max_model_len = longest
+
+
+def _blocks_of(vllm_config: Any, spec: Any) -> int:
+    """ceil(max_memory_usage_bytes / page_size_bytes), vLLM's own price of a group.
+
+    See ``get_max_concurrency_for_kv_cache_config``.
+    """
+    return -(-int(spec.max_memory_usage_bytes(vllm_config)) // int(spec.page_size_bytes))
+
+
+def draft_layers(
+    vllm_config: Any, layer_names: Iterable[str], specs: Specs
+) -> frozenset[str] | None:
+    """The layers that belong to the drafter of speculative decoding; None if it can't be told.
+
+    vLLM >= 0.33 marks them. Before that, the drafter's layers are registered after the target's,
+    under another prefix or with indices beyond the target's number of layers.
+    """
+    names = set(layer_names)
+    ordered = [name for name in specs if name in names]
+    if all(hasattr(specs[name], "is_draft") for name in ordered):
+        return frozenset(name for name in ordered if specs[name].is_draft)
+    if getattr(vllm_config, "speculative_config", None) is None:
+        return frozenset()
+    config = vllm_config.model_config
+    text_config = getattr(config, "hf_text_config", None) or getattr(config, "hf_config", None)
+    target_layers = getattr(text_config, "num_hidden_layers", None)
+    places = [_place(name) for name in ordered]
+    if target_layers is None or any(place is None for place in places):
+        return None
+    prefix = places[0][0] if places[0] else ""
+    is_target = [p is not None and p[0] == prefix and p[1] < target_layers for p in places]
+    indices = [p[1] for p, target in zip(places, is_target, strict=True) if p and target]
+    # A drafter that starts at index 0 again under the same prefix would look like the target.
+    if indices != sorted(indices) or is_target != sorted(is_target, reverse=True):
+        return None
+    return frozenset(name for name, target in zip(ordered, is_target, strict=True) if not target)
+
+
+def _place(layer_name: str) -> tuple[str, int] | None:
+    """Prefix and index of a layer: ``model.layers.12.attn`` -> ``("model.layers", 12)``."""
+    parts = layer_name.split(".")
+    numbers = [i for i, part in enumerate(parts) if part.isdigit()]
+    if not numbers:
+        return None
+    return ".".join(parts[: numbers[0]]), int(parts[numbers[0]])
+
+
+def blocks_per_request(vllm_config: Any, groups: Groups) -> int:
+    """Blocks that one request of ``max_model_len`` tokens takes from the pool, over all groups."""
+    return sum(_blocks_of(vllm_config, group.kv_cache_spec) for group in groups)
 
 
 def capacity_tokens(

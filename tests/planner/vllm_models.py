@@ -104,3 +104,23 @@ def vllm_config(
         max_in_flight_tokens=2048,
         num_prefill_lookahead_tokens=0,
     )
+
+
+def lengths(groups: Any) -> list[int]:
+    return [len(group.layer_names) for group in groups]
+
+
+def layer_names(groups: Any) -> list[list[str]]:
+    return [list(group.layer_names) for group in groups]
+
+
+def split(specs: dict[str, KVCacheSpec], stages: int) -> list[dict[str, KVCacheSpec]]:
+    """One worker per pipeline stage: each family's layers in ``stages`` consecutive parts."""
+    workers: list[dict[str, KVCacheSpec]] = [{} for _ in range(stages)]
+    families: dict[str, list[str]] = {}
+    for name in specs:
+        families.setdefault(name.split(".")[0], []).append(name)
+    for names in families.values():
+        for i, name in enumerate(names):
+            workers[i * stages // len(names)][name] = specs[name]
+    return workers
