@@ -1,0 +1,42 @@
+# `make help` lists the targets. Everything is installed into .venv, once: without a change in
+# requirements/ a second run does not touch the network.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Written last, so that an interrupted installation is started again.
+STAMP := $(VENV)/.installed
+
+ENGINE := requirements/engine-0.32.0.txt
+VLLM := requirements/vllm-0.32.0.txt
+DEV := requirements/dev.txt
+
+# The targets decide themselves which engine gets the product.
+unexport PYTHONPATH
+
+.PHONY: help demo test lint clean
+.DEFAULT_GOAL := help
+
+help:  ## List the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/' | expand -t 14
+
+demo: $(STAMP)  ## Measure native against compact on a real engine (two minutes, CPU only)
+	@$(BIN)/python examples/demo.py
+
+test: $(STAMP)  ## Run all tests
+	$(BIN)/python -m pytest tests
+
+lint: $(STAMP)  ## Check style, format and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy --strict altay_kvfix
+
+clean:  ## Remove the virtual environment, the demo's files and all caches
+	rm -rf $(VENV) .demo .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): $(ENGINE) $(VLLM) $(DEV)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -r $(ENGINE) -r $(DEV)
+	$(BIN)/python -m pip install --no-deps -r $(VLLM)
+	@touch $@
