@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,6 +72,8 @@ def vllm_config(
     disable_hybrid: bool = False,
     pipeline_stages: int = 1,
     kv_connector: Any = None,
+    max_num_batched_tokens: int = 2048,
+    max_num_seqs: int = 16,
     **cache: Any,
 ) -> Any:
     """What the planner reads of a VllmConfig."""
@@ -82,11 +86,13 @@ def vllm_config(
             original_max_model_len=max_model_len,
         ),
         cache_config=SimpleNamespace(
-            mamba_cache_mode="none",
-            num_gpu_blocks_override=None,
-            prefix_cache_retention_interval=None,
-            get_resolved_kv_cache_layout=lambda: KVCacheLayout.LBNHC,
-            **cache,
+            **{
+                "mamba_cache_mode": "none",
+                "num_gpu_blocks_override": None,
+                "prefix_cache_retention_interval": None,
+                "get_resolved_kv_cache_layout": lambda: KVCacheLayout.LBNHC,
+            }
+            | cache
         ),
         parallel_config=SimpleNamespace(
             pipeline_parallel_size=pipeline_stages,
@@ -95,13 +101,15 @@ def vllm_config(
             prefill_context_parallel_size=1,
         ),
         scheduler_config=SimpleNamespace(
-            disable_hybrid_kv_cache_manager=disable_hybrid, max_num_batched_tokens=2048
+            disable_hybrid_kv_cache_manager=disable_hybrid,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
         ),
         attention_config=SimpleNamespace(hisparse_config=None),
         speculative_config=None,
         kv_transfer_config=kv_connector,
         device_config=SimpleNamespace(device_type="cpu"),
-        max_in_flight_tokens=2048,
+        max_in_flight_tokens=max_num_batched_tokens,
         num_prefill_lookahead_tokens=0,
     )
 
@@ -124,3 +132,74 @@ def split(specs: dict[str, KVCacheSpec], stages: int) -> list[dict[str, KVCacheS
         for i, name in enumerate(names):
             workers[i * stages // len(names)][name] = specs[name]
     return workers
+
+
+LAYOUTS = {
+    layout["name"]: layout
+    for layout in json.loads(
+        (Path(__file__).parents[2] / "benchmarks" / "layouts.json").read_text()
+    )["layouts"]
+}
+"""Layer counts of real models, with published figures."""
+
+
+def layout_specs(layout: dict[str, Any]) -> dict[str, KVCacheSpec]:
+    """The cache specs of a layout in LAYOUTS: the target's layers first, then the drafter's.
+
+    All pages have the size of an attention page, as the file's notes say.
+    """
+    block, heads, head_size = layout["block_size"], layout.get("num_kv_heads", 2), 256
+    dtype = torch.uint8 if layout.get("kv_bytes") == 1 else torch.bfloat16
+    page = block * heads * 2 * head_size * dtype.itemsize
+
+    def spec(family: dict[str, Any]) -> KVCacheSpec:
+        if family["kind"] == "mamba":
+            return MambaSpec(
+                block_size=block,
+                shapes=((16 * family.get("state_scale", 1),),),
+                dtypes=(torch.float32,),
+                page_size_padded=page,
+                mamba_cache_mode=layout["mamba_cache_mode"],
+                num_speculative_blocks=layout["num_speculative_blocks"],
+            )
+        own_heads = family.get("num_kv_heads", heads)
+        attention = dict(
+            block_size=block,
+            num_kv_heads=own_heads,
+            head_size=heads * head_size // own_heads,
+            dtype=dtype,
+        )
+        if family["kind"] == "full_attention":
+            return FullAttentionSpec(**attention)
+        return SlidingWindowSpec(**attention, sliding_window=family["window"])
+
+    targets, drafters = [], []
+    for family in layout["families"]:
+        drafted = family.get("draft_layers", 0)
+        targets += [spec(family)] * (family["layers"] - drafted)
+        drafters += [spec(family)] * drafted
+    return {f"model.layers.{i}.attn": spec for i, spec in enumerate(targets + drafters)}
+
+
+def layout_config(layout: dict[str, Any], **changes: Any) -> Any:
+    config = vllm_config(
+        architecture="SomeHybridForCausalLM",
+        max_model_len=layout["max_model_len"],
+        max_num_batched_tokens=layout["max_num_batched_tokens"],
+        mamba_cache_mode=layout["mamba_cache_mode"],
+        **changes,
+    )
+    drafted = sum(family.get("draft_layers", 0) for family in layout["families"])
+    layers = sum(family["layers"] for family in layout["families"])
+    config.model_config.hf_config.num_hidden_layers = layers - drafted
+    if drafted:
+        config.speculative_config = speculative()
+    return config
+
+
+def speculative(**changes: Any) -> Any:
+    """What the planner reads of a SpeculativeConfig; an EAGLE-like drafter."""
+    return SimpleNamespace(
+        **{"method": "dflash", "use_eagle": lambda: False, "use_eagle_block_drop": lambda: False}
+        | changes
+    )
