@@ -80,7 +80,7 @@ def run_engine(
 
     command = [python, str(ENGINE_RUN), str(model), "--out", str(result_file), *map(str, options)]
     variables = dict(engine_environment() if environment is None else environment)
-    variables["ZENIT_ALTAY_KV_LAYOUT_TRACE_PATH"] = str(trace_file)
+    variables.setdefault("ZENIT_ALTAY_KV_LAYOUT_TRACE_PATH", str(trace_file))
 
     started = time.monotonic()
     with (
@@ -197,15 +197,22 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
     """End every process of the group, politely first."""
     try:
         if process.poll() is None:
+            # Not SIGINT, which vLLM swallows while it starts.
             _signal_group(process, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_GRACE_SECONDS)
+        # Multiprocessing's resource tracker outlives the others, to free their shared memory.
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while _signal_group(process, 0) and time.monotonic() < deadline:
+            process.poll()
+            time.sleep(_POLL_SECONDS)
     finally:
-        # Even where the leader is gone already, others of the group may not be.
         _signal_group(process, signal.SIGKILL)
         process.wait()
 
 
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
+def _signal_group(process: subprocess.Popen[bytes], number: int) -> bool:
+    """Send a signal to the group, 0 being none; False when no process of it is left."""
+    try:
         os.killpg(process.pid, number)
+    except ProcessLookupError:
+        return False
+    return True

@@ -383,6 +383,7 @@ class TestHiddenStateLayers:
         config = vllm_config(architecture=OTHER)
         result, *_ = configs(planner, config, self.SPECS, MEMORY)
         groups = result.kv_cache_groups
+        hidden_lines = [text for text in said(ours=False) if "hidden-state cache" in text]
         native = planner.get_kv_cache_groups.__wrapped__(config, self.SPECS)
         # Each takes a whole block of its own, so narrower blocks are better than without them.
         assert max(lengths(groups)) == 4 < POOR_BEST
@@ -390,7 +391,6 @@ class TestHiddenStateLayers:
         assert len({group.kv_cache_spec.page_size_bytes for group in groups}) == 1
         tokens, _ = planner.get_kv_cache_capacity(config, result)
         assert f"-> {tokens:,} KV cache tokens" in said()[0]
-        hidden_lines = [text for text in said(ours=False) if "hidden-state cache" in text]
         assert len(hidden_lines) == len(set(hidden_lines)) == 3
 
     def test_count_a_block_width_each(self, planner):
