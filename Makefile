@@ -32,7 +32,7 @@ lint: $(STAMP)  ## Check style, format and types
 	$(BIN)/mypy --strict altay_kvfix
 
 clean:  ## Remove the virtual environment, the demo's files and all caches
-	rm -rf $(VENV) .demo .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): $(ENGINE) $(VLLM) $(DEV)

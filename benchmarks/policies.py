@@ -2,9 +2,9 @@
 
     python benchmarks/policies.py [--plot FILE]
 
-For each layout in layouts.json and each policy: the group size it picks, its number of groups, and
-what the KV cache holds at that size as a multiple of vLLM's own layout. The last column is the
-lower bound of the cost, which no layout can beat. Needs no vLLM; every number is computed here.
+For each layout in layouts.json and each policy: what the KV cache holds at the group size it picks,
+as a multiple of vLLM's own layout, and the number of groups. The bound is what a layout without any
+padding would hold. Needs no vLLM for that; where vLLM is installed, its planning is timed as well.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "planner"
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from altay_kvfix.layout import make_layout_plan
-from altay_kvfix.search import Family, Problem, evaluate, lower_bound, search
+from altay_kvfix.search import (
+    Candidate,
+    Family,
+    Problem,
+    draft_spread,
+    evaluate,
+    lower_bound,
+    search,
+)
 
 LAYOUTS = Path(__file__).with_name("layouts.json")
 
@@ -108,57 +117,89 @@ POLICIES: dict[str, Callable[[dict[str, Any]], int]] = {
 }
 
 
-def score(layout: dict[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Score:
+    """What every policy makes of one model."""
+
+    model: str
+    picks: dict[str, Candidate]
+    refused: frozenset[str]
+    """Policies whose size spreads the drafter's layers: vLLM's V1 model runner does not start."""
+    bound: float
+    """Capacity of a layout without padding, as a multiple of vLLM's own."""
+
+
+def score(layout: dict[str, Any]) -> Score:
     problem = problem_of(layout)
     picks = {name: evaluate(problem, policy(layout)) for name, policy in POLICIES.items()}
     native = picks["vLLM"][1]
-    return {
-        "name": layout["name"],
-        "picks": {name: candidate for name, (candidate, _) in picks.items()},
-        "bound": native.cost / lower_bound(problem.families),
-    }
+    return Score(
+        layout["name"],
+        {name: candidate for name, (candidate, _) in picks.items()},
+        frozenset(name for name, (c, _) in picks.items() if draft_spread(problem, c, native)),
+        native.cost / lower_bound(problem.families),
+    )
 
 
-def table(scores: list[dict[str, Any]]) -> str:
-    header = ["model", *POLICIES, "bound"]
-    rows = [
-        [
-            entry["name"],
-            *(f"{c.capacity:.3f} (g={c.size}, {c.groups})" for c in entry["picks"].values()),
-            f"{entry['bound']:.3f}",
+def table(scores: list[Score]) -> str:
+    rows = [["model", *POLICIES, "bound"], ["---"] * (len(POLICIES) + 2)]
+    for entry in scores:
+        cells = [
+            f"{c.capacity:.3f} / {c.groups}{' !' if name in entry.refused else ''}"
+            for name, c in entry.picks.items()
         ]
-        for entry in scores
-    ]
-    means = [
-        math.exp(sum(math.log(e["picks"][name].capacity) for e in scores) / len(scores))
-        for name in POLICIES
-    ]
-    worst = [min(e["picks"][name].capacity for e in scores) for name in POLICIES]
-    bound = math.exp(sum(math.log(entry["bound"]) for entry in scores) / len(scores))
-    rows.append(["geometric mean", *(f"{m:.3f}" for m in means), f"{bound:.3f}"])
-    rows.append(["worst", *(f"{w:.3f}" for w in worst), ""])
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        rows.append([entry.model, *cells, f"{entry.bound:.3f}"])
+    summary = {
+        "geometric mean": lambda name: f"{geometric_mean(capacities(scores, name)):.3f}",
+        "worst": lambda name: f"{min(capacities(scores, name)):.3f}",
+        "most groups": lambda name: str(max(entry.picks[name].groups for entry in scores)),
+        "refused at start": lambda name: str(sum(name in entry.refused for entry in scores)),
+    }
+    for label, figure in summary.items():
+        bound = geometric_mean([entry.bound for entry in scores])
+        last = f"{bound:.3f}" if label == "geometric mean" else ""
+        rows.append([label, *map(figure, POLICIES), last])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def plot(scores: list[dict[str, Any]], file: str) -> None:
+def capacities(scores: list[Score], policy: str) -> list[float]:
+    return [entry.picks[policy].capacity for entry in scores]
+
+
+def geometric_mean(values: list[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def plot(scores: list[Score], file: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(11, 0.55 * len(scores) + 1.5), layout="constrained")
-    for i, name in enumerate(POLICIES):
-        values = [entry["picks"][name].capacity for entry in scores]
-        heights = [y + (i - len(POLICIES) / 2) * 0.11 for y in range(len(scores))]
-        axes.barh(heights, [v - 1 for v in values], height=0.1, left=1, label=name)
-    for y, entry in enumerate(scores):
-        axes.plot([entry["bound"]] * 2, [y - 0.45, y + 0.4], color="black", linewidth=1)
-    axes.axvline(1, color="grey", linewidth=0.5)
-    axes.set_yticks(range(len(scores)), [entry["name"] for entry in scores])
-    axes.invert_yaxis()
-    axes.set_xlabel("KV cache tokens, as a multiple of vLLM's own layout; black: the bound")
-    axes.legend(loc="lower right", fontsize="small")
+    figure, (capacity, groups) = pyplot.subplots(
+        1, 2, figsize=(12, 0.42 * len(scores) + 1.8), sharey=True, layout="constrained"
+    )
+    rows = range(len(scores))
+    for name, marker in zip(POLICIES, "|os^vxD", strict=True):
+        style = {
+            "marker": marker,
+            "s": 90 if name == "ours" else 45,
+            "label": name,
+            "color": "black" if name == "vLLM" else None,
+            "facecolors": None if marker in "|x" else ("tab:red" if name == "ours" else "none"),
+            "edgecolors": None if marker in "|x" else ("tab:red" if name == "ours" else "tab:blue"),
+        }
+        capacity.scatter(capacities(scores, name), rows, **style)
+        groups.scatter([entry.picks[name].groups for entry in scores], rows, **style)
+    capacity.axvline(1, color="grey", linewidth=0.5)
+    capacity.set_yticks(rows, [entry.model for entry in scores])
+    capacity.invert_yaxis()
+    capacity.set_xlabel("KV cache tokens, as a multiple of vLLM's own layout")
+    groups.set_xscale("log")
+    groups.set_xticks([2, 5, 10, 20, 50], ["2", "5", "10", "20", "50"])
+    groups.minorticks_off()
+    groups.set_xlabel("KV cache groups: the time of every step grows with them")
+    figure.legend(*capacity.get_legend_handles_labels(), loc="outside lower center", ncols=7)
     figure.savefig(file)
 
 
@@ -207,7 +248,7 @@ def main() -> None:
     parser.add_argument("--plot", metavar="FILE", help="also draw it, as svg or png (matplotlib)")
     arguments = parser.parse_args()
     scores = [score(layout) for layout in json.loads(LAYOUTS.read_text())["layouts"]]
-    print("Capacity against native (group size, groups)\n")
+    print("Capacity as a multiple of vLLM's own / KV cache groups; !: refused at start\n")
     print(table(scores))
     where = f"Python {platform.python_version()}, {platform.machine()}"
     print(f"\nThe search, {sum(COUNTS)} layers in {len(COUNTS)} families: ", end="")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import answers, layout_rows, our_lines
-
+from engine_results import answers, layout_rows, our_lines
 
 LONG = ("--max-model-len", 32_768)
 
