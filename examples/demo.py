@@ -179,7 +179,10 @@ def stage(console: Console, title: str) -> Iterator[Callable[[str], None]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure the effect of altay-kvfix.")
     parser.add_argument(
-        "--directory", type=Path, default=REPOSITORY / ".cache" / "demo", help="for the model, logs, traces"
+        "--directory",
+        type=Path,
+        default=REPOSITORY / ".cache/demo",
+        help="for the model, logs, traces",
     )
     directory = parser.parse_args().directory.absolute()
 

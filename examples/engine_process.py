@@ -196,9 +196,8 @@ def planning_row(trace: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 def _end_group(process: subprocess.Popen[bytes]) -> None:
     """End every process of the group, politely first."""
     try:
-        if process.poll() is None:
-            # Not SIGINT, which vLLM swallows while it starts.
-            _signal_group(process, signal.SIGTERM)
+        # Not SIGINT, which vLLM swallows while it starts.
+        _signal_group(process, signal.SIGTERM)
         # Multiprocessing's resource tracker outlives the others, to free their shared memory.
         deadline = time.monotonic() + _GRACE_SECONDS
         while _signal_group(process, 0) and time.monotonic() < deadline:
