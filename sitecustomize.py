@@ -141,8 +141,8 @@ def _folder_is_ours_alone():
     if "pyproject.toml" in names and "altay_kvfix" in names:
         return True
     return all(
-        name in ("altay_kvfix", "sitecustomize.py", "wrapt", "bin", "__pycache__")
-        or name.startswith(("altay_kvfix-", "wrapt-"))
+        name in ("altay_kvfix", "wrapt", "bin", "__pycache__")
+        or name.startswith(("altay_kvfix-", "wrapt-", "sitecustomize.py"))
         for name in names
     )
 
