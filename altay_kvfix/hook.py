@@ -130,8 +130,14 @@ class _PlannerFunction(wrapt.FunctionWrapper):  # type: ignore[type-arg]
     """A wrapped planner function, told apart from other tools' wrappers by its type."""
 
     def __reduce_ex__(self, protocol: Any) -> str:
-        # Functions are pickled by name; wrapt's wrappers refuse to be pickled at all.
+        # Functions are pickled by name and copied as they are; wrapt's wrappers refuse both.
         return str(self.__wrapped__.__qualname__)
+
+    def __copy__(self) -> _PlannerFunction:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> _PlannerFunction:
+        return self
 
 
 def _is_replaced(planner: ModuleType) -> bool:

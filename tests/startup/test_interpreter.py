@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ARMED, FAKE, HOOKED, ONCE, ROOT, Ended, environment, make_folder, run
+from interpreters import ARMED, FAKE, HOOKED, ONCE, ROOT, Ended, make_folder, run
 
 ARMED_WITHOUT_PATH = (
     "import sys; print(sum(hasattr(finder, 'altay_kvfix') for finder in sys.meta_path))"

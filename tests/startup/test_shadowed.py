@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ARMED, FAKE, Ended, make_folder, run
+from interpreters import ARMED, FAKE, Ended, make_folder, run
 
 SAYS_ITS_NAME = "print('ran as', __name__)"
 
