@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from interpreters import installed, make_folder
+from interpreters import installed, make_folder, peers_python
 
 
 @pytest.fixture(scope="session")
@@ -42,3 +42,9 @@ def bare(tmp_path_factory: pytest.TempPathFactory, pure_wrapt: Path) -> Path:
     [site_packages] = (folder / "lib").glob("python*/site-packages")
     (site_packages / "wrapt.pth").write_text(str(pure_wrapt))
     return folder / "bin" / "python"
+
+
+@pytest.fixture(scope="session")
+def peers() -> Path:
+    """The interpreter of an environment under .cache that holds requirements/peers.txt."""
+    return peers_python()

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import venv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,3 +103,19 @@ def pip_install(made: Path, *arguments: str, python: str | Path = sys.executable
         shutil.rmtree(made, ignore_errors=True)
         reason = (ended.stderr.strip() or "it does not say why").splitlines()[-1]
         pytest.skip(f"pip can't install {arguments[-1]}: {reason}")
+
+
+def peers_python() -> Path:
+    """An environment under .cache with requirements/peers.txt in it; its interpreter.
+
+    It is kept for the next run. Skips the test where it can't be made.
+    """
+    requirements = ROOT / "requirements" / "peers.txt"
+    folder = CACHE / "peers"
+    stamp = folder / "installed.txt"
+    if not (stamp.exists() and stamp.read_text() == requirements.read_text()):
+        shutil.rmtree(folder, ignore_errors=True)
+        venv.create(folder, with_pip=True)
+        pip_install(folder, "-r", str(requirements), python=folder / "bin" / "python")
+        stamp.write_text(requirements.read_text())
+    return folder / "bin" / "python"
