@@ -35,12 +35,10 @@ def pure_wrapt() -> Path:
 
 
 @pytest.fixture(scope="session")
-def bare(tmp_path_factory: pytest.TempPathFactory, pure_wrapt: Path) -> Path:
-    """An interpreter with nothing installed but wrapt."""
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter with nothing installed: no vLLM, no wrapt."""
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder, with_pip=False)
-    [site_packages] = (folder / "lib").glob("python*/site-packages")
-    (site_packages / "wrapt.pth").write_text(str(pure_wrapt))
     return folder / "bin" / "python"
 
 

@@ -105,23 +105,25 @@ def test_in_a_zip_file(folder: Path, tmp_path: Path) -> None:
     assert run("-c", code, path=[folder, archive]) == Ended(ONCE)
 
 
-def test_as_a_namespace(folder: Path, bare: Path, own_fake: Path) -> None:
+def test_as_a_namespace(folder: Path, bare: Path, pure_wrapt: Path, own_fake: Path) -> None:
     (own_fake / "vllm" / "__init__.py").unlink()
     code = HOOKED + "; import vllm; print(list(vllm.__path__), type(vllm.__loader__).__name__)"
-    without_us = run("-c", code, python=bare, path=[own_fake])
+    path = [own_fake, pure_wrapt]
+    without_us = run("-c", code, python=bare, path=path)
     assert without_us.out.startswith(NOT_HOOKED)
-    assert run("-c", code, python=bare, path=[folder, own_fake]) == Ended(
+    assert run("-c", code, python=bare, path=[folder, *path]) == Ended(
         without_us.out.replace(NOT_HOOKED, ONCE)
     )
 
 
 def test_a_directory_that_happens_to_have_the_name(
-    folder: Path, bare: Path, tmp_path: Path
+    folder: Path, bare: Path, pure_wrapt: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "vllm").mkdir()
     probing = "import importlib.util as u; print(u.find_spec('vllm') is None)"
-    assert run("-c", probing, python=bare, path=[folder, tmp_path]) == Ended("False\n")
-    ended = run("-c", "import vllm", python=bare, path=[folder, tmp_path])
+    path = [folder, tmp_path, pure_wrapt]
+    assert run("-c", probing, python=bare, path=path) == Ended("False\n")
+    ended = run("-c", "import vllm", python=bare, path=path)
     assert ended == Ended("", NOT_ACTIVE + "vLLM unknown has no module vllm.v1\n")
 
 
