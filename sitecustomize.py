@@ -15,81 +15,108 @@ _SWITCHED_OFF = ("1", "true", "yes", "on")
 _NOT_REQUIRED = ("", "attention_exact", "off", "legacy", "0", "false")
 
 
-class _VllmFinder(object):
-    """Answers ``import vllm`` with what the other finders have, its loader tripped."""
+class _ImportWatch(object):
+    """A finder that answers with what the other finders have, to call back after the import.
+
+    ``callbacks`` maps a module's name to a function, called with the module each time it has been
+    executed: also when it is reloaded, or deleted and imported again.
+    """
 
     altay_kvfix = _FOLDER
 
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        if name != "vllm" or cls._is_asking():
+    def __init__(self, callbacks):
+        self.callbacks = callbacks
+
+    def find_spec(self, name, path=None, target=None):
+        if name not in self.callbacks or self._is_asking_for(name):
             return None
         # Nothing may be imported here and sys.meta_path must stay as it is: the import system
         # holds a lock and is walking through it.
         for finder in list(sys.meta_path):
-            if finder is not cls and hasattr(finder, "find_spec"):
+            if finder is not self and hasattr(finder, "find_spec"):
                 spec = finder.find_spec(name, path, target)
                 if spec is not None:
-                    _trip(spec.loader)
+                    self._trip(spec)
                     return spec
         return None
 
-    @classmethod
-    def _is_asking(cls):
+    def _is_asking_for(self, name):
         # Another delegating finder asks us back while we ask it. The stack tells that for this
         # thread alone, and can't be left in the wrong state by a finder that raises.
-        code = cls.find_spec.__func__.__code__
-        return any(frame.f_code is code for frame in _frames(sys._getframe(2)))
+        code = self.find_spec.__func__.__code__
+        return any(
+            f.f_code is code and f.f_locals["name"] == name for f in _frames(sys._getframe(2))
+        )
+
+    def _trip(self, spec):
+        """Have the spec's loader call back after it has executed a watched module.
+
+        The loader stays the object that was found, so that the module and its spec never show
+        another one. For a single execution an attribute stands in front of its method. A zip
+        importer is shared by all modules of its archive, hence the look at the name.
+        """
+        if spec.loader is None:
+            spec.loader = _namespace_loader(spec)
+        loader = spec.loader
+        execute = getattr(loader, "exec_module", None)
+        if hasattr(execute, "altay_kvfix"):
+            return
+        if execute is None or isinstance(loader, type) or not hasattr(loader, "__dict__"):
+            _not_active(ImportError("can't watch %r load %s" % (loader, spec.name)))
+            return
+        # ddtrace's loader, for one, has an attribute in front of its method already.
+        shadowed = vars(loader).get("exec_module")
+
+        def execute_and_call_back(module):
+            callback = self.callbacks.get(module.__name__)
+            if callback is None:
+                execute(module)
+                return
+            if shadowed is None:
+                del loader.exec_module
+            else:
+                loader.exec_module = shadowed
+            execute(module)
+            callback(module)
+
+        execute_and_call_back.altay_kvfix = _FOLDER
+        loader.exec_module = execute_and_call_back
 
 
-def _trip(loader):
-    """Have ``loader`` arm this process after it has executed vllm.
-
-    The loader stays the object that was found, so that the module and its spec never show another
-    one. For a single execution an attribute stands in front of its method. A zip importer is shared
-    by all modules of its archive, hence the look at the name.
-    """
-    exec_module = getattr(loader, "exec_module", None)
-    if exec_module is None or hasattr(exec_module, "altay_kvfix"):
-        return
-
-    def exec_and_arm(module):
-        is_vllm = module.__name__ == "vllm"
-        if is_vllm:
-            vars(loader).pop("exec_module", None)
-        exec_module(module)
-        if is_vllm:
-            _arm()
-
-    exec_and_arm.altay_kvfix = _FOLDER
-    try:
-        loader.exec_module = exec_and_arm
-    except (AttributeError, TypeError):
-        _say("not active, vLLM keeps its own KV cache layout: can't watch %r" % (loader,))
+def _namespace_loader(spec):
+    # What the import system itself fills in, a moment later, for a directory without __init__.py.
+    external = sys.modules["_frozen_importlib_external"]
+    kind = getattr(external, "NamespaceLoader", None) or external._NamespaceLoader
+    loader = kind.__new__(kind)
+    loader._path = spec.submodule_search_locations
+    return loader
 
 
-def _arm():
+def _arm(vllm):
     if _is_switched_off():
         return
     try:
-        from altay_kvfix import install_altay72_compact_kv_layout as install
+        from altay_kvfix import install_altay72_compact_kv_layout
+
+        install_altay72_compact_kv_layout()
     except Exception as error:
-        if os.environ.get("ZENIT_ALTAY_KV_LAYOUT", "").strip().lower() not in _NOT_REQUIRED:
-            raise
-        _say("not active, vLLM keeps its own KV cache layout: %r" % (error,))
-        return
-    install()
+        _not_active(error)
+
+
+def _not_active(error):
+    """Say so and go on, unless the layout is, or may be meant to be, required."""
+    if os.environ.get("ZENIT_ALTAY_KV_LAYOUT", "").strip().lower() not in _NOT_REQUIRED:
+        raise error
+    try:
+        sys.stderr.write(
+            "altay-kvfix: not active, vLLM keeps its own KV cache layout: %r\n" % (error,)
+        )
+    except Exception:
+        pass  # stderr is closed or full, which must not fail the import of vllm
 
 
 def _is_switched_off():
     return os.environ.get("ALTAY_KVFIX_DISABLE", "").strip().lower() in _SWITCHED_OFF
-
-
-def _say(message):
-    try:
-        sys.stderr.write("altay-kvfix: %s\n" % (message,))
-    except Exception:
-        pass  # stderr is closed or full, which must not fail the import of vllm
 
 
 def _frames(frame):
@@ -107,12 +134,15 @@ def _is_ours(entry):
 
 def _folder_is_ours_alone():
     """Whether the folder is our checkout, or was made for us by ``pip install --target``."""
-    names = os.listdir(_FOLDER)
+    try:
+        names = os.listdir(_FOLDER)
+    except OSError:  # a zip file
+        return False
     if "pyproject.toml" in names and "altay_kvfix" in names:
         return True
     return all(
-        name in ("altay_kvfix", "sitecustomize.py", "wrapt", "bin", "__pycache__")
-        or name.startswith(("altay_kvfix-", "wrapt-"))
+        name in ("altay_kvfix", "wrapt", "bin", "__pycache__")
+        or name.startswith(("altay_kvfix-", "wrapt-", "sitecustomize.py"))
         for name in names
     )
 
@@ -162,7 +192,7 @@ def _start():
         return
     behind = _leave_front()
     if sys.version_info >= (3, 10) and not any(armed) and not _is_switched_off():
-        sys.meta_path.insert(0, _VllmFinder)
+        sys.meta_path.insert(0, _ImportWatch({"vllm": _arm}))
     _run_shadowed(behind)
 
 

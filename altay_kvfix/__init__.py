@@ -43,9 +43,9 @@ def install_altay72_compact_kv_layout(*, force: bool = False) -> bool:
     """
     try:
         from .hook import install
-    except ImportError as error:
+    except Exception as error:  # a broken wrapt may fail in any way
         from .report import stand_aside
 
-        stand_aside(f"wrapt can't be imported ({error})")
+        stand_aside(f"wrapt can't be used ({error!r})")
         return False
     return install(force=force)

@@ -8,6 +8,7 @@ leaves vLLM with the answer it gave itself, unless the layout was required.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import wrapt
 
@@ -36,6 +37,8 @@ from .report import (
 )
 from .settings import LAYOUT_ENV_NAME, Mode
 from .vllm_compat import Groups, Specs, UnknownPlannerError
+
+_T = TypeVar("_T")
 
 _armed = False
 _forced_altay = False
@@ -57,11 +60,12 @@ def arm() -> bool:
     global _armed
     if _armed or settings_now().disabled:
         return False
-    _armed = True
     with _never_stopping_vllm():
         if "vllm" in sys.modules:
             vllm_compat.check_planner_exists()
-        wrapt.register_post_import_hook(_wrap_planner, vllm_compat.PLANNER_MODULE)
+        _on_every_load(vllm_compat.PLANNER_MODULE, _wrap_planner)
+    # Not before: where the layout is required, a second attempt to import vLLM must fail again.
+    _armed = True
     return True
 
 
@@ -73,6 +77,22 @@ def install(*, force: bool = False) -> bool:
     if not installed and not settings_now().disabled:
         write_trace("install_reused")
     return installed
+
+
+def _on_every_load(name: str, callback: Callable[[ModuleType], None]) -> None:
+    """Call back with the module: now if it is loaded, and whenever it has been executed.
+
+    Where the start-up hook was never armed, wrapt waits for the module instead. It forgets a
+    callback once it has called it, so there a module that is loaded again stays as it is.
+    """
+    finder: Any
+    for finder in sys.meta_path:
+        if hasattr(finder, "altay_kvfix"):
+            finder.callbacks[name] = callback
+            if name in sys.modules:
+                callback(sys.modules[name])
+            return
+    wrapt.register_post_import_hook(callback, name)
 
 
 def _wrap_planner(planner: ModuleType) -> None:
@@ -110,8 +130,50 @@ class _PlannerFunction(wrapt.FunctionWrapper):  # type: ignore[type-arg]
     """A wrapped planner function, told apart from other tools' wrappers by its type."""
 
     def __reduce_ex__(self, protocol: Any) -> str:
-        # Functions are pickled by name; wrapt's wrappers refuse to be pickled at all.
+        # Functions are pickled by name and copied as they are; wrapt's wrappers refuse both.
         return str(self.__wrapped__.__qualname__)
+
+    def __copy__(self) -> _PlannerFunction:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> _PlannerFunction:
+        return self
+
+
+def _is_replaced(planner: ModuleType) -> bool:
+    """Whether a planner function is somebody else's. Says so; raises where the layout is required.
+
+    Replaced before we wrapped it, the innermost function is not vLLM's; replaced since, ours is
+    not in it any more. A wrapper that shows what it wraps, as tracers do (``__wrapped__``), is
+    taken to call it. If it does not, the watched run shows that, and vLLM's own answer stays.
+    """
+    with _never_stopping_vllm():
+        for name in vllm_compat.PLANNER_FUNCTIONS:
+            current: Any = getattr(planner, name, None)
+            ours = inspect.unwrap(current, stop=lambda f: type(f) is _PlannerFunction)
+            if type(ours) is not _PlannerFunction:
+                stranger = current
+            else:
+                stranger = inspect.unwrap(ours)
+                if vllm_compat.is_vllms(stranger):
+                    continue
+            stand_aside(
+                f"{planner.__name__}.{name} was replaced by "
+                f"{getattr(stranger, '__module__', None)}."
+                f"{getattr(stranger, '__qualname__', repr(stranger))}"
+            )
+            return True
+    return False
+
+
+def _leave_alone(planner: ModuleType, native: Callable[..., _T], args: Any, kwargs: Any) -> _T:
+    """Call ``native``, with whatever it calls of ours doing nothing."""
+    untouched = _Pass(watching=False)
+    try:
+        with _set(_pass, untouched):
+            return native(*args, **kwargs)
+    finally:
+        _release(planner, untouched.held)
 
 
 # --- what is known while vLLM plans ------------------------------------------------------------
@@ -151,6 +213,8 @@ def _on_configs(
     planner: ModuleType, native: Callable[..., Any], _: Any, args: Any, kwargs: Any
 ) -> Any:
     """get_kv_cache_configs: remembers the memory, checks the end result in ``required``."""
+    if _is_replaced(planner):
+        return _leave_alone(planner, native, args, kwargs)
     try:
         call = ConfigsCall(*vllm_compat.configs_arguments(*args, **kwargs))
     except TypeError as error:
@@ -167,9 +231,8 @@ def _on_groups(
     planner: ModuleType, native: Callable[..., Groups], _: Any, args: Any, kwargs: Any
 ) -> Groups:
     """get_kv_cache_groups: the decision."""
-    if _pass.get() is not None:
-        with _set(_pass, _Pass(watching=False)):
-            return native(*args, **kwargs)
+    if _pass.get() is not None or _is_replaced(planner):
+        return _leave_alone(planner, native, args, kwargs)
     try:
         vllm_config, specs = vllm_compat.groups_arguments(*args, **kwargs)
     except TypeError as error:
@@ -183,6 +246,8 @@ def _on_uniform_page(
 ) -> Groups:
     """_get_kv_cache_groups_uniform_page_size: watched, or its groups built as decided."""
     current = _pass.get()
+    if current is None and _is_replaced(planner):
+        return _leave_alone(planner, native, args, kwargs)
     if current is not None and not current.watching:
         return native(*args, **kwargs)
     try:

@@ -67,6 +67,11 @@ def check_planner_functions(planner: ModuleType) -> None:
             raise UnknownPlannerError(f"vLLM {version()} has no {planner.__name__}.{name}")
 
 
+def is_vllms(function: Any) -> bool:
+    """Whether vLLM itself defines the function, and no plugin does."""
+    return str(getattr(function, "__module__", None)).partition(".")[0] == "vllm"
+
+
 def replace_everywhere(planner: ModuleType, name: str, native: Any, wrapped: Any) -> None:
     """Put ``wrapped`` in the planner, and where a module imported the function by its name.
 
