@@ -162,6 +162,35 @@ def test_a_loader_that_can_not_be_watched(folder: Path, tmp_path: Path, kind: st
     assert last_line(refused).startswith("ImportError: can't watch ")
 
 
+def test_a_loader_is_given_back_as_it_was(folder: Path, tmp_path: Path) -> None:
+    """ddtrace's, for one, keeps an attribute of its own where we put ours for one execution."""
+    (tmp_path / "odd.py").write_text(
+        "import sys\n"
+        "class Loader:\n"
+        "    def __init__(self, real):\n"
+        "        self.real, self.create_module, self.runs = real, real.create_module, 0\n"
+        "        self.exec_module = self.execute\n"
+        "    def execute(self, module):\n"
+        "        self.runs += 1\n"
+        "        self.real.exec_module(module)\n"
+        "class Finder:\n"
+        "    @staticmethod\n"
+        "    def find_spec(name, path, target=None):\n"
+        "        if name == 'vllm':\n"
+        "            spec = sys.meta_path[-1].find_spec(name, path)\n"
+        "            spec.loader = Loader(spec.loader)\n"
+        "            return spec\n"
+        "sys.meta_path.insert(1, Finder)\n"
+    )
+    code = (
+        f"import odd; {HOOKED}; import vllm; loader = vllm.__loader__; print(type(loader), "
+        "loader.runs, loader.exec_module == loader.execute, loader is vllm.__spec__.loader)"
+    )
+    shown = "<class 'odd.Loader'> 1 True True\n"
+    assert run("-c", code, path=[tmp_path, FAKE]) == Ended(NOT_HOOKED + shown)
+    assert run("-c", code, path=[folder, tmp_path, FAKE]) == Ended(ONCE + shown)
+
+
 def test_a_finder_without_find_spec_does_no_harm(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "old.py").write_text(
         "import sys\n"

@@ -52,57 +52,78 @@ HOLDERS = """
 """
 
 
-def test_no_module_holds_an_unwrapped_copy(folder: Path, probe: Path, tmp_path: Path) -> None:
-    planner = "vllm.v1.core.kv_cache_utils"
-    names = ("_get_kv_cache_groups_uniform_page_size", "get_kv_cache_configs")
-    raw = [(planner, name) for name in (*names, "get_kv_cache_groups")]
-    # The premise: the engine imports one of them by its name. Then the package is installed late.
-    (tmp_path / "altay_kvfix").symlink_to(folder / "altay_kvfix")
-    late = (
-        HOLDERS
-        + """
+LATE = (
+    HOLDERS
+    + """
     print(holders())
     import altay_kvfix; altay_kvfix.install_altay72_compact_kv_layout()
     print(holders(), probe.hooks())
-    """
-    )
-    without_start_up = run_vllm(late, [tmp_path, probe])
-    held = [*raw, ("vllm.v1.engine.core", "get_kv_cache_configs")]
-    assert without_start_up.out == f"{held}\n[] [1, 1, 1]\n"
-    assert without_start_up.code == 0
+"""
+)
 
-    early = (
-        HOLDERS
-        + """
+# The last lines: vLLM pickles a function to ``python -m ...registry``, whose output is captured.
+EARLY = (
+    HOLDERS
+    + """
     print(holders(), probe.hooks())
     importlib.reload(planner)
     print(holders(), probe.hooks())
     print([inspect.getsource(getattr(planner, name))[:20] for name in probe.FUNCTIONS])
     print(planner.__spec__, planner.__loader__ is planner.__spec__.loader)
-    """
-    )
-    alone, ours = run_vllm(early, [probe]), run_vllm(early, [folder, probe])
+
+    from vllm.model_executor.models.registry import _run_in_subprocess
+
+    def ask():
+        import probe
+        return probe.armed(), probe.hooks()
+
+    print("registry:", _run_in_subprocess(ask))
+"""
+)
+
+PLANNER = "vllm.v1.core.kv_cache_utils"
+RAW = [
+    (PLANNER, "_get_kv_cache_groups_uniform_page_size"),
+    (PLANNER, "get_kv_cache_configs"),
+    (PLANNER, "get_kv_cache_groups"),
+    # The engine imports it by its name.
+    ("vllm.v1.engine.core", "get_kv_cache_configs"),
+]
+
+
+@pytest.fixture(scope="module")
+def early(folder: Path, probe: Path) -> tuple[Ended, Ended]:
+    """The same program without us and with us."""
+    return run_vllm(EARLY, [probe]), run_vllm(EARLY, [folder, probe])
+
+
+def test_no_module_holds_an_unwrapped_copy(early: tuple[Ended, Ended]) -> None:
+    alone, ours = early
+    assert (alone.code, ours.code) == (0, 0)
+    assert alone.out.splitlines()[0] == f"{RAW} [0, 0, 0]"
+    # The second time after a reload.
     assert ours.out.splitlines()[:2] == ["[] [1, 1, 1]"] * 2
-    assert _without_addresses(ours) == _without_addresses(alone)
-    assert lines_logged(ours) == lines_logged(alone)
 
 
-def _without_addresses(ended: Ended) -> list[str]:
-    return [re.sub(r"0x[0-9a-f]+", "", line) for line in ended.out.splitlines()[2:]]
+def test_no_module_holds_one_where_a_models_package_installs_late(
+    folder: Path, probe: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "altay_kvfix").symlink_to(folder / "altay_kvfix")
+    ended = run_vllm(LATE, [tmp_path, probe])
+    assert (ended.out, ended.code) == (f"{RAW}\n[] [1, 1, 1]\n", 0)
 
 
-def test_the_model_registrys_subprocess(folder: Path, probe: Path) -> None:
-    """vLLM pickles a function to ``python -m ...registry`` and reads its answer from a file."""
-    code = """
-        from vllm.model_executor.models.registry import _run_in_subprocess
+def test_the_model_registrys_subprocess(early: tuple[Ended, Ended]) -> None:
+    registry = [ended.out.splitlines()[-1] for ended in early]
+    assert registry == ["registry: (0, [0, 0, 0])", "registry: (1, [1, 1, 1])"]
 
-        def ask():
-            import probe
-            return probe.armed(), probe.hooks()
 
-        print(_run_in_subprocess(ask))
-    """
-    alone, ours = run_vllm(code, [probe]), run_vllm(code, [folder, probe])
-    assert (alone.out, alone.code) == ("(0, [0, 0, 0])\n", 0)
-    assert (ours.out, ours.code) == ("(1, [1, 1, 1])\n", 0)
+def test_vllm_shows_and_says_the_same(early: tuple[Ended, Ended]) -> None:
+    alone, ours = early
+    shown = [
+        [re.sub(r"0x[0-9a-f]+", "", line) for line in ended.out.splitlines()[2:-1]]
+        for ended in early
+    ]
+    assert len(shown[0]) == 2
+    assert shown[1] == shown[0]
     assert lines_logged(ours) == lines_logged(alone)
