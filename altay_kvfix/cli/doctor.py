@@ -1,0 +1,3 @@
+import typer
+def add_to(app: typer.Typer) -> None:
+    pass
