@@ -46,7 +46,7 @@ _FAMILIES = "With --family"
 
 def add_to(app: typer.Typer) -> None:
     app.command(
-        epilog="Examples: altay-kvfix plan ./Qwen3-Next-80B-A3B --kv-memory 40GiB --plot sizes.svg; "
+        epilog="Examples: altay-kvfix plan ./Qwen3-Next-80B --kv-memory 40GiB --plot sizes.svg; "
         "altay-kvfix plan ./MODEL --gpu-memory 80GiB --tensor-parallel-size 4; "
         "altay-kvfix plan --family full:16 --family gdn:48 --family sliding:5:window=2048:draft=5 "
         "--block-size 1648 --max-model-len 262144"

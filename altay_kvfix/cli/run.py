@@ -53,4 +53,6 @@ def run(
     except FileNotFoundError as error:
         raise Failure(f"{command[0]} is not found", _NOT_FOUND) from error
     except OSError as error:
-        raise Failure(f"{command[0]} can't be started: {error.strerror}", _CANNOT_EXECUTE) from error
+        raise Failure(
+            f"{command[0]} can't be started: {error.strerror}", _CANNOT_EXECUTE
+        ) from error

@@ -1,4 +1,4 @@
-"""The report of ``plan``: every group size with what it gives, and the decision, in plain values."""
+"""The report of ``plan``: the decision, and what every group size gives, in plain values."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SizeRow:
 @dataclass(frozen=True)
 class PlanTable:
     outcome: str
-    """``apply``, ``native``, ``fallback`` or ``refuse``: see :class:`altay_kvfix.planner.Outcome`."""
+    """A value of :class:`altay_kvfix.planner.Outcome`."""
     rule: str
     reason: str
     error: str | None

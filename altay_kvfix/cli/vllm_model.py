@@ -21,11 +21,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from .. import hook, vllm_compat
+from .. import hook, planner, vllm_compat
 from ..planner import Decision, Situation
+from ..report import settings_now
 from ..search import Problem
 from ..settings import Settings
 from .table import PlanTable, make_table, without_sizes
+
+_LONGEST_REASON = 160
+"""Characters of an error of vLLM's that are shown; the whole of it is in the log."""
 
 _PLENTY = 1 << 60
 """Bytes, where no memory is given: no guard for little memory must have a say then."""
@@ -79,7 +83,7 @@ class _Asked:
 
     def watch(self) -> None:
         """Stand between the hook and what it calls, in this process alone."""
-        decide, search_problem = hook.decide, vllm_compat.search_problem
+        decide, search_problem = planner.decide, vllm_compat.search_problem
 
         def watched_decide(situation: Situation, settings: Settings) -> Decision:
             self.situation, self.decision = situation, decide(situation, settings)
@@ -91,8 +95,8 @@ class _Asked:
             self.families, self.native = families, native
             return search_problem(config, specs, families, native, *others)
 
-        hook.decide = watched_decide
-        vllm_compat.search_problem = watched_problem
+        hook.decide = watched_decide  # type: ignore[attr-defined]
+        vllm_compat.search_problem = watched_problem  # type: ignore[assignment]
 
 
 def _plan(question: ModelQuestion, step: Callable[[str], None]) -> dict[str, Any]:
@@ -323,11 +327,11 @@ def _prepare_as_engine(model: _Model) -> None:
     if register is not None:
         register(model.config)
     if hasattr(backends, "resolve_kv_cache_layout"):
-        from vllm.v1.worker import worker_base
+        from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
 
         with set_current_vllm_config(model.config):
             of_worker = backends.get_supported_kv_cache_layouts(
-                worker_base.get_current_attn_backends(model.config)
+                get_current_attn_backends(model.config)
             )
             backends.resolve_kv_cache_layout(
                 model.config,
@@ -338,11 +342,11 @@ def _prepare_as_engine(model: _Model) -> None:
 
 def _run_planner(model: _Model, kv_memory: list[int]) -> str | None:
     """Call vLLM's planner as the engine does; why it would refuse to start, or None."""
-    planner: Any = importlib.import_module(vllm_compat.PLANNER_MODULE)
+    vllm_planner: Any = importlib.import_module(vllm_compat.PLANNER_MODULE)
     _prepare_as_engine(model)
     memory = kv_memory or [_PLENTY] * len(model.worker_specs)
     try:
-        planner.get_kv_cache_configs(model.config, model.worker_specs, memory)
+        vllm_planner.get_kv_cache_configs(model.config, model.worker_specs, memory)
     except (ValueError, RuntimeError) as error:
         return _first_line(error)
     return None
@@ -353,7 +357,7 @@ def _table(
 ) -> PlanTable:
     if situation.problem is None:
         return without_sizes(decision, vllm_compat.max_model_len(config))
-    settings = hook.settings_now()
+    settings = settings_now()
     longest = situation.max_model_len
     tokens = min(settings.plan_tokens or longest, longest)
     problem = situation.problem(tokens)
@@ -379,7 +383,8 @@ def _first_line(error: BaseException) -> str:
     for line in lines:
         if line.startswith("Value error, "):
             return line.removeprefix("Value error, ").partition(" [type=")[0]
-    return lines[0] if lines else type(error).__name__
+    first = lines[0] if lines else type(error).__name__
+    return first if len(first) <= _LONGEST_REASON else first[: _LONGEST_REASON - 3] + "..."
 
 
 if __name__ == "__main__":
