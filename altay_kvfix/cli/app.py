@@ -11,7 +11,7 @@ import typer
 
 from .. import __version__
 from . import doctor, path, plan, run, verify
-from .common import EXIT_CODES, INTERRUPTED, Failure, say
+from .common import EXIT_CODES, Failure, say
 
 app = typer.Typer(
     name="altay-kvfix",
@@ -43,17 +43,16 @@ def _common_options(
 
 
 def run_app() -> None:
-    # As Ctrl-C does, so that what was started is ended.
-    signal.signal(signal.SIGTERM, _terminated)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end)
     try:
-        app(standalone_mode=True)
+        app()
     except Failure as failure:
         say(str(failure))
         sys.exit(failure.exit_code)
-    except KeyboardInterrupt:
-        say("interrupted")
-        sys.exit(INTERRUPTED)
 
 
-def _terminated(number: int, frame: FrameType | None) -> None:
+def _end(number: int, frame: FrameType | None) -> None:
+    """Leave by way of every ``finally``, so that what was started is ended too."""
     sys.exit(128 + number)

@@ -20,11 +20,10 @@ OK = 0
 NO = 1
 WRONG_INPUT = 2
 CANNOT_TELL = 3
-INTERRUPTED = 130
 
 EXIT_CODES = (
     "Exit codes: 0 yes; 1 no (doctor: a vLLM process would not be hooked; verify: not proven); "
-    "2 wrong input; 3 the question could not be answered; 130 interrupted. "
+    "2 wrong input; 3 the question could not be answered; 130 and 143 interrupted. "
     "run has the exit code of the command it starts."
 )
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 from typing import Annotated
 
 import typer
 
-from .common import FOLDER, WRONG_INPUT, Failure, python_path_with
+from .common import FOLDER, WRONG_INPUT, Failure, print_json, python_path_with
 
 _CANNOT_EXECUTE = 126
 _NOT_FOUND = 127
@@ -41,13 +39,11 @@ def run(
         raise Failure("nothing to start; example: altay-kvfix run -- vllm serve MODEL", WRONG_INPUT)
     python_path = python_path_with(FOLDER, os.environ.get("PYTHONPATH"))
     if as_json:
-        json.dump({"command": command, "environment": {"PYTHONPATH": python_path}}, sys.stdout)
-        print()
+        print_json({"command": command, "environment": {"PYTHONPATH": python_path}})
         return
-    # The command must find the signals as this process found them.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.stdout.flush()
+    # Python ignores these two, and what is ignored stays so for the command.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
         os.execvpe(command[0], command, os.environ | {"PYTHONPATH": python_path})
     except FileNotFoundError as error:

@@ -233,6 +233,7 @@ def _build_stages(arguments: dict[str, Any], model: str, step: Callable[[str], N
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.platforms import current_platform
+    from vllm.utils.torch_utils import set_default_torch_dtype
     from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
 
     engine = EngineArgs(model=model, skip_tokenizer_init=True, **arguments)
@@ -244,7 +245,7 @@ def _build_stages(arguments: dict[str, Any], model: str, step: Callable[[str], N
         config = engine.create_engine_config()
         with set_current_vllm_config(config):
             _pretend_parallel(engine.tensor_parallel_size, stages, stage)
-            with torch.device("meta"):
+            with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
                 layers = [initialize_model(config)]
                 if config.speculative_config and config.speculative_config.draft_model_config:
                     draft = config.speculative_config.draft_model_config
@@ -372,7 +373,15 @@ def _table(
         kinds=[vllm_compat.kind(spec) for spec in firsts],
         max_model_len=longest,
         request_tokens=tokens,
-        block_size=max(spec.block_size for spec in firsts),
+        # A recurrent state is not divided into blocks of tokens.
+        block_size=max(
+            (
+                spec.block_size
+                for spec, f in zip(firsts, problem.families, strict=True)
+                if f.is_attention
+            ),
+            default=None,
+        ),
         page_bytes=firsts[0].page_size_bytes,
     )
 
