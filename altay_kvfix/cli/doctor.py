@@ -42,6 +42,7 @@ from .common import (
 
 OLDEST_PYTHON = (3, 10)
 _PREFIXES = ("ALTAY_KVFIX_", "ZENIT_ALTAY_", "RADIANCE_KV_")
+_RAY_WORKER = "Ray worker"
 _SIMILAR = 0.85
 """From this likeness on, another name is taken for a typing error of one of ours."""
 _TIMEOUT_SECONDS = 60
@@ -166,7 +167,12 @@ def doctor(
         "wrapt": facts.get("wrapt"),
         "settings": [asdict(s) for s in settings_in_effect(os.environ)],
         "problems": problems,
-        "warnings": [*typing_errors(os.environ), *_path_warnings(os.environ), *_idle(values)],
+        "warnings": [
+            *_ray_warning(interpreters),
+            *typing_errors(os.environ),
+            *_path_warnings(os.environ),
+            *_idle(values),
+        ],
         "corrected": corrected_line(os.environ) if _is_correctable(interpreters[0]) else None,
     }
     if as_json:
@@ -189,12 +195,12 @@ def default_interpreter() -> list[str]:
     except (OSError, ValueError):
         return [sys.executable]
     # Where the interpreter's path is long, pip writes a shell script that executes it.
-    found = re.match(rb"#!\s*(\S*python\S*.*)$", first) or re.match(
+    found = re.match(rb"#!\s*(.*python.*)$", first) or re.match(
         rb"'''exec' (.*) \"\$0\" \"\$@\"$", second
     )
     words = shlex.split(found[1].decode()) if found else []
     if words and Path(words[0]).name == "env":
-        words = words[1:]
+        words = [word for word in words[1:] if word != "-S"]
     return words if words and shutil.which(words[0]) else [sys.executable]
 
 
@@ -208,8 +214,8 @@ def _ask_all(python: Sequence[str], ray: bool | None, full: bool) -> list[Interp
         asked.append(_ask("spawned child", python, _SPAWN, scratch))
         has_ray = ray is None and _succeeds([*python, "-c", "import ray"])
         if ray or has_ray:
-            show("Ray worker")
-            asked.append(_ask("Ray worker", python, _RAY, scratch))
+            show(_RAY_WORKER)
+            asked.append(_ask(_RAY_WORKER, python, _RAY, scratch))
         return asked
 
 
@@ -407,6 +413,16 @@ def _path_warnings(environ: Mapping[str, str]) -> list[str]:
         if not os.path.samefile(entry, FOLDER):
             warnings.append(f"{entry} on PYTHONPATH is another copy than this one, {FOLDER}")
     return warnings
+
+
+def _ray_warning(interpreters: Sequence[Interpreter]) -> list[str]:
+    driver, worker = interpreters[0], interpreters[-1]
+    if worker.name == _RAY_WORKER and driver.hooked and not worker.hooked:
+        return [
+            "Ray's workers have the environment of `ray start`, not the driver's: set PYTHONPATH "
+            "there, or in runtime_env"
+        ]
+    return []
 
 
 def _idle(values: Settings) -> list[str]:

@@ -242,7 +242,7 @@ def _build_stages(arguments: dict[str, Any], model: str, step: Callable[[str], N
     for stage in range(stages):
         step(f"building the layers, stage {stage + 1} of {stages}" if stages > 1 else
              "building the layers")  # fmt: skip
-        config = engine.create_engine_config()
+        config: Any = engine.create_engine_config()
         with set_current_vllm_config(config):
             _pretend_parallel(engine.tensor_parallel_size, stages, stage)
             with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
