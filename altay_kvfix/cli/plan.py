@@ -262,7 +262,7 @@ def _ask_vllm(question: dict[str, Any], environment: dict[str, str], verbose: bo
         if "report" in answer:
             return answer["report"]
         if "error" in answer:
-            raise Failure(answer["error"])
+            raise Failure(answer["error"], WRONG_INPUT if answer["wrong_input"] else CANNOT_TELL)
         process.wait()
         log.seek(0)
         tail = log.read().decode(errors="replace").splitlines()[-_LOG_TAIL_LINES:]

@@ -28,7 +28,7 @@ from ..search import Problem
 from ..settings import Settings
 from .table import PlanTable, make_table, without_sizes
 
-_LONGEST_REASON = 160
+_LONGEST_REASON = 400
 """Characters of an error of vLLM's that are shown; the whole of it is in the log."""
 
 _PLENTY = 1 << 60
@@ -63,13 +63,17 @@ def main() -> None:
     try:
         report = _plan(question, lambda step: answer(step=step))
     except _CannotPlan as failure:
-        answer(error=str(failure))
+        answer(error=str(failure), wrong_input=failure.wrong_input)
         sys.exit(1)
     answer(report=report)
 
 
 class _CannotPlan(Exception):
     """Says to the person what can't be planned, and why."""
+
+    def __init__(self, message: str, *, wrong_input: bool = False) -> None:
+        super().__init__(message)
+        self.wrong_input = wrong_input
 
 
 class _Asked:
@@ -162,13 +166,15 @@ def _build(question: ModelQuestion, step: Callable[[str], None]) -> _Model:
     Weights may be quantised for kernels that this machine has not, and what a multimodal model
     needs for its other modalities may not be installed.
     """
+    from pydantic import ValidationError
     from vllm.transformers_utils.config import get_config
 
     trust = bool(question.engine_arguments.get("trust_remote_code"))
     try:
         hf_config = get_config(question.model, trust_remote_code=trust)
     except Exception as error:
-        raise _CannotPlan(f"{question.model}/config.json: {_first_line(error)}") from error
+        message = f"{question.model}/config.json: {_first_line(error)}"
+        raise _CannotPlan(message, wrong_input=True) from error
     failures: list[Exception] = []
     for note, arguments in _attempts(hf_config):
         try:
@@ -180,7 +186,10 @@ def _build(question: ModelQuestion, step: Callable[[str], None]) -> _Model:
         if note:
             model.notes.append(f"{note}, since as it is: {_first_line(failures[0])}")
         return model
-    raise _CannotPlan(f"the model can't be built: {_first_line(failures[0])}") from failures[0]
+    raise _CannotPlan(
+        f"the model can't be built: {_first_line(failures[0])}",
+        wrong_input=isinstance(failures[0], ValidationError),
+    ) from failures[0]
 
 
 def _attempts(hf_config: Any) -> Iterator[tuple[str | None, dict[str, Any]]]:
@@ -387,11 +396,16 @@ def _table(
 
 
 def _first_line(error: BaseException) -> str:
-    """What a person needs of an error; vLLM's own are pages long, pydantic's have a header."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    for line in lines:
-        if line.startswith("Value error, "):
-            return line.removeprefix("Value error, ").partition(" [type=")[0]
+    """What a person needs of an error; vLLM's own may be pages long."""
+    from pydantic import ValidationError
+
+    if isinstance(error, ValidationError):
+        details = error.errors()[0]
+        field = ".".join(map(str, details["loc"]))
+        message = details["msg"].removeprefix("Value error, ")
+        lines = [f"{field}: {message}" if field else message]
+    else:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first = lines[0] if lines else type(error).__name__
     return first if len(first) <= _LONGEST_REASON else first[: _LONGEST_REASON - 3] + "..."
 
