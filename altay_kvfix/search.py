@@ -166,8 +166,17 @@ def evaluate(problem: Problem, size: int) -> tuple[Candidate, Candidate]:
 
 
 def lower_bound(families: Sequence[Family]) -> int:
-    """sum_f n_f * b_f: layer-pages of one request if no slot were padded."""
-    return sum(family.layers * family.blocks_per_request for family in families)
+    """sum_f n_f * b_f: layer-pages of one request if no slot were padded.
+
+    With pipeline stages, those of the stage with the most.
+    """
+    stages = {stage for family in families for stage in family.stages}
+    if not stages:
+        return sum(family.layers * family.blocks_per_request for family in families)
+    return max(
+        sum(family.stages.count(stage) * family.blocks_per_request for family in families)
+        for stage in stages
+    )
 
 
 def new_shortage(problem: Problem, candidate: Candidate, native: Candidate) -> str | None:

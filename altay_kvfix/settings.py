@@ -31,6 +31,20 @@ GROUP_COST_ENV_NAME = "ALTAY_KVFIX_GROUP_COST"
 PLAN_TOKENS_ENV_NAME = "ALTAY_KVFIX_PLAN_TOKENS"
 KV_TRANSFER_ENV_NAME = "ALTAY_KVFIX_WITH_KV_TRANSFER"
 
+VARIABLES = {
+    "disabled": DISABLE_ENV_NAME,
+    "mode": LAYOUT_ENV_NAME,
+    "certified_plan": FAMILY_COUNTS_ENV_NAME,
+    "trace_path": TRACE_ENV_NAME,
+    "search": SEARCH_ENV_NAME,
+    "group_size": GROUP_SIZE_ENV_NAME,
+    "max_groups": MAX_GROUPS_ENV_NAME,
+    "group_cost": GROUP_COST_ENV_NAME,
+    "plan_tokens": PLAN_TOKENS_ENV_NAME,
+    "with_kv_transfer": KV_TRANSFER_ENV_NAME,
+}
+"""The variable behind each field of :class:`Settings`."""
+
 
 class Mode(Enum):
     """What the certified layout may do (``ZENIT_ALTAY_KV_LAYOUT``)."""

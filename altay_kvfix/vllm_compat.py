@@ -141,6 +141,16 @@ def is_hidden_state(spec: Any) -> bool:
     return _is_a(spec, "HiddenStateCacheSpec")
 
 
+def kind(spec: Any) -> str:
+    """What a person calls such layers: ``full attention``, ``sliding window 1024``, ``mamba2``."""
+    if _is_a(spec, "MambaSpec"):
+        return str(getattr(spec.mamba_type, "name", spec.mamba_type)).lower().removesuffix("_attn")
+    name = type(spec).__name__.removesuffix("Spec")
+    words = "".join(f" {c.lower()}" if c.isupper() else c for c in name).strip()
+    window = getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None)
+    return f"{words} {window}" if window else words
+
+
 def _is_a(spec: Any, class_name: str) -> bool:
     return any(cls.__name__ == class_name for cls in type(spec).__mro__)
 
