@@ -34,8 +34,9 @@ from .report import (
     stand_aside,
     write_trace,
 )
-from .settings import LAYOUT_ENV_NAME, Mode
+from .settings import LAYOUT_ENV_NAME, Mode, Settings
 from .vllm_compat import Groups, Specs, UnknownPlannerError
+from .vllm_releases import PLANNER_MODULES
 
 _armed = False
 _forced_altay = False
@@ -60,8 +61,9 @@ def arm() -> bool:
     _armed = True
     with _never_stopping_vllm():
         if "vllm" in sys.modules:
-            vllm_compat.check_planner_exists()
-        wrapt.register_post_import_hook(_wrap_planner, vllm_compat.PLANNER_MODULE)
+            vllm_compat.planner_module()
+        for module in PLANNER_MODULES:
+            wrapt.register_post_import_hook(_wrap_planner, module)
     return True
 
 
@@ -77,14 +79,17 @@ def install(*, force: bool = False) -> bool:
 
 def _wrap_planner(planner: ModuleType) -> None:
     with _never_stopping_vllm():
+        if planner.__name__ != vllm_compat.planner_module():
+            return  # where older releases have it
         vllm_compat.check_planner_functions(planner)
         for name, wrapper in (
             (vllm_compat.CONFIGS_FUNCTION, _on_configs),
+            (vllm_compat.GLOBAL_GROUPS_FUNCTION, _on_global_groups),
             (vllm_compat.GROUPS_FUNCTION, _on_groups),
             (vllm_compat.UNIFORM_PAGE_FUNCTION, _on_uniform_page),
         ):
-            native = getattr(planner, name)
-            if not isinstance(native, _PlannerFunction):
+            native = getattr(planner, name, None)
+            if native is not None and not isinstance(native, _PlannerFunction):
                 wrapped = _PlannerFunction(native, partial(wrapper, planner))
                 vllm_compat.replace_everywhere(planner, name, native, wrapped)
         logging.getLogger(planner.__name__).addFilter(_hold_back)
@@ -144,7 +149,38 @@ def _set(variable: ContextVar[Any], value: Any) -> Iterator[None]:
         variable.reset(token)
 
 
-# --- the three wrapped functions ---------------------------------------------------------------
+@dataclass
+class _GlobalGroups:
+    """What get_global_kv_cache_groups made, for the get_kv_cache_configs that follows."""
+
+    groups: Groups
+    call: ConfigsCall
+    again: Callable[[], Groups]
+    """Makes them once more."""
+
+
+_global_groups: _GlobalGroups | None = None
+_repeating: ContextVar[bool] = ContextVar("repeating", default=False)
+
+
+# --- the wrapped functions ---------------------------------------------------------------------
+
+
+def _on_global_groups(
+    planner: ModuleType, native: Callable[..., Groups], _: Any, args: Any, kwargs: Any
+) -> Groups:
+    """get_global_kv_cache_groups (vLLM >= 0.33): the real plan, before memory is profiled."""
+    global _global_groups
+    try:
+        call = ConfigsCall(*vllm_compat.global_groups_arguments(*args, **kwargs))
+    except TypeError as error:
+        stand_aside(_unknown_call(vllm_compat.GLOBAL_GROUPS_FUNCTION, error))
+        return native(*args, **kwargs)
+    with _set(_configs_call, call):
+        groups = native(*args, **kwargs)
+    _look_at_result(planner, call, [groups])
+    _global_groups = _GlobalGroups(groups, call, partial(native, *args, **kwargs))
+    return groups
 
 
 def _on_configs(
@@ -152,15 +188,30 @@ def _on_configs(
 ) -> Any:
     """get_kv_cache_configs: remembers the memory, checks the end result in ``required``."""
     try:
-        call = ConfigsCall(*vllm_compat.configs_arguments(*args, **kwargs))
+        *known, groups = vllm_compat.configs_arguments(*args, **kwargs)
     except TypeError as error:
-        stand_aside(_unknown_call(native, error))
+        stand_aside(_unknown_call(vllm_compat.CONFIGS_FUNCTION, error))
         return native(*args, **kwargs)
+    call = ConfigsCall(*known)
+    if _global_groups is not None and groups is _global_groups.groups:
+        call, groups = _with_memory(_global_groups, call)
+        args, kwargs = (*known, groups), {}
     with _set(_configs_call, call):
         configs = native(*args, **kwargs)
-    if settings_now().mode is Mode.REQUIRED:
-        _check_certified(call, [config.kv_cache_groups for config in configs])
+    _look_at_result(planner, call, [config.kv_cache_groups for config in configs])
     return configs
+
+
+def _with_memory(made: _GlobalGroups, call: ConfigsCall) -> tuple[ConfigsCall, Groups]:
+    """Make a layout of ours once more now that the memory is known.
+
+    What it must leave room for can only be looked at now, and what it holds can only be told now.
+    """
+    if not made.call.changed:
+        return made.call, made.groups
+    with _never_stopping_vllm(), _set(_configs_call, call), _set(_repeating, True):
+        return call, made.again()
+    return made.call, made.groups
 
 
 def _on_groups(
@@ -173,7 +224,7 @@ def _on_groups(
     try:
         vllm_config, specs = vllm_compat.groups_arguments(*args, **kwargs)
     except TypeError as error:
-        stand_aside(_unknown_call(native, error))
+        stand_aside(_unknown_call(vllm_compat.GROUPS_FUNCTION, error))
         return native(*args, **kwargs)
     return _plan(planner, "top_level_active", vllm_config, specs, lambda: native(*args, **kwargs))
 
@@ -188,7 +239,7 @@ def _on_uniform_page(
     try:
         specs = vllm_compat.uniform_page_arguments(*args, **kwargs)
     except TypeError as error:
-        stand_aside(_unknown_call(native, error))
+        stand_aside(_unknown_call(vllm_compat.UNIFORM_PAGE_FUNCTION, error))
         return native(*args, **kwargs)
     if current is None:
         # Called on its own, by a platform or a test: decided like a whole planning call.
@@ -205,10 +256,8 @@ def _on_uniform_page(
     return groups
 
 
-def _unknown_call(native: Callable[..., Any], error: TypeError) -> UnknownPlannerError:
-    return UnknownPlannerError(
-        f"vLLM {vllm_compat.version()} calls {native.__name__} with other arguments ({error})"
-    )
+def _unknown_call(function: str, error: TypeError) -> UnknownPlannerError:
+    return UnknownPlannerError(f"{function} is called with other arguments ({error})")
 
 
 # --- planning ----------------------------------------------------------------------------------
@@ -227,14 +276,14 @@ def _plan(
         raise
     groups = native
     with _never_stopping_vllm():
-        settings = settings_now()
-        for error in settings.errors:
-            log_once(logging.ERROR, str(error))
-        situation, families = _read_situation(vllm_config, specs, native, first)
-        decision = decide(situation, settings)
         call = _configs_call.get()
         if call is not None:
             call.planned = True
+        settings = settings_now()
+        for error in settings.errors:
+            log_once(logging.ERROR, str(error))
+        situation, families = _read_situation(planner, vllm_config, specs, native, first)
+        decision = decide(situation, settings)
         report = PlanReport(event, call, settings, situation, decision, vllm_config, native)
         if decision.outcome is Outcome.REFUSE:
             raise report.refused()
@@ -246,8 +295,9 @@ def _plan(
                 forced = group()
             vllm_compat.check_same_cache(native, forced, second.forced or [])
             report.applied(forced)
-            if call is not None and decision.rule == "certified":
-                call.certified = second.forced
+            if call is not None:
+                call.changed = True
+                call.certified = second.forced if decision.rule == "certified" else None
             groups = forced
     if groups is native:
         _release(planner, first.held)
@@ -257,21 +307,20 @@ def _plan(
 
 
 def _read_situation(
-    vllm_config: Any, specs: Specs, native: Groups, watched: _Pass
+    planner: ModuleType, vllm_config: Any, specs: Specs, native: Groups, watched: _Pass
 ) -> tuple[Situation, list[list[str]]]:
     """Plain values for the decision, and the layer names of each family."""
     call = _configs_call.get()
-    is_altay = _forced_altay
+    is_altay = _is_altay(vllm_config)
     if len(native) < 2:
         return Situation(is_altay, native_only="the model is not hybrid"), []
     if vllm_config is not None:
-        is_altay = is_altay or ARCHITECTURE in vllm_compat.architectures(vllm_config)
         if vllm_compat.hybrid_manager_disabled(vllm_config):
             return Situation(is_altay, native_only="the hybrid KV cache manager is disabled"), []
         if call is None and vllm_compat.pipeline_stages(vllm_config) > 1:
             own = "a worker plans its own pipeline stage, for profiling"
             return Situation(is_altay, native_only=own), []
-        undivided = vllm_compat.undivided_reason(vllm_config, native)
+        undivided = vllm_compat.undivided_reason(planner, vllm_config, native)
         if undivided:
             return Situation(is_altay, undivided=undivided), []
     try:
@@ -311,26 +360,53 @@ def _deal(families: list[list[str]], plan: LayoutPlan) -> list[list[str]]:
     return dealt
 
 
-def _check_certified(call: ConfigsCall, groups_per_worker: Sequence[Groups]) -> None:
-    """In ``required`` mode, look at what the engine is about to use, whoever made it."""
-    if call.certified is None:
-        if call.planned:
-            return
-        if vllm_compat.hybrid_manager_disabled(call.vllm_config):
-            return
-        if max((len(groups) for groups in groups_per_worker), default=0) < 2:
-            return
-        reason = "the KV cache groups were not planned by the functions that are wrapped"
-    else:
-        found = vllm_compat.layers_per_group(groups_per_worker)
-        if found == [set(names) for names in call.certified]:
-            return
-        reason = (
-            f"the groups about to be used have {[len(names) for names in found]} layers, "
-            f"the certified ones {[len(names) for names in call.certified]}"
-        )
-    write_trace("refused", reason=reason)
-    raise KVLayoutError(f"{LAYOUT_ENV_NAME}=required: {reason}")
+def _is_altay(vllm_config: Any) -> bool:
+    return _forced_altay or (
+        vllm_config is not None and ARCHITECTURE in vllm_compat.architectures(vllm_config)
+    )
+
+
+def _look_at_result(
+    planner: ModuleType, call: ConfigsCall, groups_per_worker: Sequence[Groups]
+) -> None:
+    """Look at what the engine is about to use, whoever made it.
+
+    In ``required`` mode these must be the certified groups. In the other modes there is a warning
+    where another layout was wanted and vLLM came to these without the wrapped functions.
+    """
+    with _never_stopping_vllm():
+        settings = settings_now()
+        if not call.planned:
+            _judge_unplanned(planner, call, settings, max(groups_per_worker, key=len, default=()))
+        elif call.certified is not None and settings.mode is Mode.REQUIRED:
+            found = vllm_compat.layers_per_group(groups_per_worker)
+            if found != [set(names) for names in call.certified]:
+                reason = (
+                    f"the groups about to be used have {[len(names) for names in found]} layers, "
+                    f"the certified ones {[len(names) for names in call.certified]}"
+                )
+                write_trace("refused", reason=reason)
+                raise KVLayoutError(f"{LAYOUT_ENV_NAME}=required: {reason}")
+
+
+def _judge_unplanned(
+    planner: ModuleType, call: ConfigsCall, settings: Settings, groups: Groups
+) -> None:
+    call.planned = True
+    if len(groups) < 2 or vllm_compat.hybrid_manager_disabled(call.vllm_config):
+        return
+    undivided = vllm_compat.undivided_reason(planner, call.vllm_config, groups)
+    unknown = UnknownPlannerError("the KV cache groups were not made by the wrapped functions")
+    situation = Situation(
+        _is_altay(call.vllm_config),
+        undivided=undivided,
+        unknown=None if undivided else str(unknown),
+    )
+    decision = decide(situation, settings)
+    report = PlanReport("native", call, settings, situation, decision, call.vllm_config, groups)
+    if decision.outcome is Outcome.REFUSE:
+        raise report.refused()
+    report.kept_native()
 
 
 # --- vLLM's own log lines ----------------------------------------------------------------------
@@ -338,6 +414,8 @@ def _check_certified(call: ConfigsCall, groups_per_worker: Sequence[Groups]) -> 
 
 def _hold_back(record: logging.LogRecord) -> bool:
     """A filter on the planner's logger: keeps the lines of a watched run until it is decided."""
+    if _repeating.get():
+        return False  # said the first time
     current = _pass.get()
     if current is None:
         return True
