@@ -209,6 +209,12 @@ def layout_config(layout: dict[str, Any], **changes: Any) -> Any:
 def speculative(**changes: Any) -> Any:
     """What the planner reads of a SpeculativeConfig; an EAGLE-like drafter."""
     return SimpleNamespace(
-        **{"method": "dflash", "use_eagle": lambda: False, "use_eagle_block_drop": lambda: False}
+        **{
+            "method": "dflash",
+            "num_speculative_tokens": 7,
+            "use_eagle": lambda: False,
+            "use_eagle_block_drop": lambda: False,
+            "use_multi_module_mtp": lambda: False,
+        }
         | changes
     )

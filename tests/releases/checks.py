@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import random
 import sys
 import traceback
@@ -17,14 +16,13 @@ import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1] / "planner"))
-
+import planning
 import suite
 import vllm_models as models
+from planning import LAYOUT, MEMORY, Log, environment, lengths, names
 from vllm.v1 import kv_cache_interface
 from vllm.v1.core import kv_cache_utils
 
@@ -35,8 +33,6 @@ except ImportError:
 
 from altay_kvfix import COMPACT_PLAN, LEGACY_PLAN, vllm_compat, vllm_releases
 
-MEMORY = 8 << 30
-LAYOUT = "ZENIT_ALTAY_KV_LAYOUT"
 COUNTS = "ALTAY_KVFIX_FAMILY_COUNTS"
 COMPACT = sorted(COMPACT_PLAN.group_lengths)
 NATIVE = sorted(LEGACY_PLAN.group_lengths)
@@ -63,31 +59,15 @@ def check(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
 
 
 def plan(config: Any, *worker_specs: Any, memory: int = MEMORY) -> list[Any]:
-    """Plan as the engine does: the KV cache config of each worker."""
-    workers = [dict(specs) for specs in worker_specs]
-    arguments: list[Any] = [config, workers, [memory] * len(workers)]
-    if hasattr(planner, "get_global_kv_cache_groups"):
-        arguments.append(planner.get_global_kv_cache_groups(config, workers))
-    return planner.get_kv_cache_configs(*arguments)
-
-
-def lengths(groups: Any) -> list[int]:
-    return sorted(len(group.layer_names) for group in getattr(groups, "kv_cache_groups", groups))
-
-
-def names(groups: Any) -> list[list[str]]:
-    return [list(group.layer_names) for group in groups]
+    return planning.plan(planner, config, *worker_specs, memory=memory)
 
 
 @contextlib.contextmanager
-def environment(**variables: str) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+def logged() -> Iterator[Log]:
+    # What is said once in a process shall be said in every check.
+    sys.modules["altay_kvfix.report"]._already_said.clear()
+    with planning.logged() as log:
+        yield log
 
 
 @contextlib.contextmanager
@@ -98,40 +78,6 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
-
-
-class Log:
-    """The lines of the product and of vLLM's planner while a block runs."""
-
-    def __init__(self) -> None:
-        self.records: list[logging.LogRecord] = []
-
-    def ours(self, level: int = logging.INFO) -> list[str]:
-        return [
-            f"{record.levelname} {record.getMessage()}"
-            for record in self.records
-            if record.name == vllm_compat.LOGGER_NAME and record.levelno >= level
-        ]
-
-    def vllms(self) -> list[str]:
-        return [r.getMessage() for r in self.records if r.name != vllm_compat.LOGGER_NAME]
-
-
-@contextlib.contextmanager
-def logged() -> Iterator[Log]:
-    log = Log()
-    handler = logging.Handler()
-    handler.emit = log.records.append  # type: ignore[method-assign]
-    loggers = [logging.getLogger(name) for name in (vllm_compat.LOGGER_NAME, planner.__name__)]
-    for logger in loggers:
-        logger.addHandler(handler)
-    # What is said once in a process shall be said in every check.
-    sys.modules["altay_kvfix.report"]._already_said.clear()
-    try:
-        yield log
-    finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
 
 
 @contextlib.contextmanager
@@ -496,6 +442,71 @@ def _() -> None:
         plan(config, models.altay())
 
 
+# --- the capacity search -----------------------------------------------------------------------
+
+
+SEARCHED = {
+    "qwen3.8-27b-dflash2-radiance": (8, 9),
+    "qwen3.8-27b-dflash2-fp8": (8, 9),
+    "mimo-v2.5-draft": (9, 7),
+    "glm-5.3-flash-dflash2": (11, 6),
+    "qwen3.8-flash-next-ple": (12, 7),
+}
+"""Published layouts that are divided otherwise -> group size and number of groups."""
+
+
+@check("search on published layouts")
+def _() -> None:
+    for name, layout in models.LAYOUTS.items():
+        if "certified" in layout:
+            continue
+        native, searched, log = _search(layout)
+        expected = layout["native"]
+        assert _size_and_groups(native) == (expected["size"], expected["groups"]), name
+        wanted = SEARCHED.get(name, _size_and_groups(native))
+        assert _size_and_groups(searched) == wanted, (name, _size_and_groups(searched))
+        if name not in SEARCHED:
+            assert log.ours() == [], log.ours()
+            continue
+        tokens = [_vllms_tokens(models.layout_config(layout), c) for c in (native, searched)]
+        one_line(log, "INFO", "(search)", "{:,} -> {:,} KV cache tokens".format(*tokens))
+        assert tokens[1] >= 0.99 * tokens[0]
+        if "available_pages" in layout or "available_bytes" in layout:
+            assert tokens == [expected["tokens"], layout["best_capacity"]["tokens"]], tokens
+
+
+@check("search with little memory")
+def _() -> None:
+    """vLLM refuses to start with fewer blocks than sequences; native has 770, the best one 481."""
+    layout = models.LAYOUTS["qwen3.8-27b-dflash2-fp8"]
+    native, searched, log = _search(layout, max_num_seqs=600)
+    assert native.num_blocks == 770
+    assert searched.num_blocks >= 600, searched.num_blocks
+    assert [line for line in log.ours() if not line.startswith("INFO")] == []
+
+
+def _search(layout: dict[str, Any], **settings: int) -> tuple[Any, Any, Log]:
+    """The KV cache configs of vLLM and of the search, and what was said about the latter."""
+    config, specs = models.layout_config(layout, **settings), models.layout_specs(layout)
+    if _marks_drafts():
+        target = config.model_config.hf_config.num_hidden_layers
+        specs = {
+            name: replace(spec, is_draft=i >= target)
+            for i, (name, spec) in enumerate(specs.items())
+        }
+    page = next(iter(specs.values())).page_size_bytes
+    memory = layout.get("available_bytes") or layout.get("available_pages", 500_000) * page
+    with environment(RADIANCE_KV_GROUP_OPT="0"):
+        (native,) = plan(config, specs, memory=memory)
+    with logged() as log:
+        (searched,) = plan(config, specs, memory=memory)
+    return native, searched, log
+
+
+def _size_and_groups(config: Any) -> tuple[int, int]:
+    return max(lengths(config)), len(config.kv_cache_groups)
+
+
 # --- what is built from the result -------------------------------------------------------------
 
 
@@ -596,6 +607,13 @@ def _() -> None:
         native = inner(specs)
         families = vllm_compat.recover_families(specs, names(native))
         assert sorted(name for family in families for name in family) == sorted(specs)
+        vllms = names(_native_at_size(inner, len(specs))(specs))
+        if families != vllms:
+            # Groups of one layer do not show which specs vLLM took together. A part of a family
+            # is a family as well: its layers can share a group.
+            assert max(lengths(native)) == 1
+            assert all(any(set(ours) <= set(theirs) for theirs in vllms) for ours in families)
+            continue
         for size in range(1, max(map(len, families)) + 1):
             ours = vllm_compat.build_groups(
                 planner, specs, vllm_compat.deal_families(families, size)
@@ -622,6 +640,8 @@ def _random_models(number: int) -> Iterator[tuple[Any, dict[str, Any]]]:
         models.full_attention,
         lambda: models.sliding_window(64),
         lambda: models.sliding_window(512),
+        # From vLLM 0.27.1 these are of one family with full attention.
+        lambda: models.full_attention(sliding_window=512),
     ]
     for _ in range(number):
         chosen = generator.sample(kinds, generator.randint(2, 4))
@@ -666,7 +686,5 @@ def run() -> dict[str, str]:
 
 if __name__ == "__main__":
     assert vllm_compat.version() == sys.argv[1], vllm_compat.version()
-    # Nothing of the checks may reach stdout: vLLM logs there.
-    logging.getLogger("vllm").handlers.clear()
-    logging.getLogger("vllm").setLevel(logging.DEBUG)
+    planning.silence_vllm()
     print(json.dumps(run()))

@@ -35,6 +35,8 @@ CHECKS = (
     "planner called inside itself",
     "HiSparse",
     "grouping owned by a model or platform",
+    "search on published layouts",
+    "search with little memory",
     "scheduler and KV cache manager",
     "price formula",
     "families and forced groups",
