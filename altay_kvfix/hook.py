@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import wrapt
 
@@ -37,6 +37,8 @@ from .report import (
 from .settings import LAYOUT_ENV_NAME, Mode, Settings
 from .vllm_compat import Groups, Specs, UnknownPlannerError
 from .vllm_releases import PLANNER_MODULES
+
+_T = TypeVar("_T")
 
 _armed = False
 _forced_altay = False
@@ -129,6 +131,8 @@ class _Pass:
     forced: list[list[str]] | None = None
     watching: bool = True
     """False for a grouping that vLLM starts inside another one: it runs untouched."""
+    unknown: str | None = None
+    """Why a call of the innermost function was not understood."""
     calls: list[tuple[Specs, list[list[str]]]] = field(default_factory=list)
     """What the innermost function was given, and the layer names of each group it answered."""
     in_uniform_page: bool = False
@@ -174,8 +178,7 @@ def _on_global_groups(
     try:
         call = ConfigsCall(*vllm_compat.global_groups_arguments(*args, **kwargs))
     except TypeError as error:
-        stand_aside(_unknown_call(vllm_compat.GLOBAL_GROUPS_FUNCTION, error))
-        return native(*args, **kwargs)
+        return _stand_aside_from(vllm_compat.GLOBAL_GROUPS_FUNCTION, error, native, args, kwargs)
     with _set(_configs_call, call):
         groups = native(*args, **kwargs)
     _look_at_result(planner, call, [groups])
@@ -188,14 +191,14 @@ def _on_configs(
 ) -> Any:
     """get_kv_cache_configs: remembers the memory, checks the end result in ``required``."""
     try:
-        *known, groups = vllm_compat.configs_arguments(*args, **kwargs)
+        call = ConfigsCall(*vllm_compat.configs_arguments(*args, **kwargs))
     except TypeError as error:
-        stand_aside(_unknown_call(vllm_compat.CONFIGS_FUNCTION, error))
-        return native(*args, **kwargs)
-    call = ConfigsCall(*known)
-    if _global_groups is not None and groups is _global_groups.groups:
-        call, groups = _with_memory(_global_groups, call)
-        args, kwargs = (*known, groups), {}
+        return _stand_aside_from(vllm_compat.CONFIGS_FUNCTION, error, native, args, kwargs)
+    made = _global_groups
+    if made is not None and any(a is made.groups for a in (*args, *kwargs.values())):
+        call, groups = _with_memory(made, call)
+        args = [groups if a is made.groups else a for a in args]
+        kwargs = {name: groups if a is made.groups else a for name, a in kwargs.items()}
     with _set(_configs_call, call):
         configs = native(*args, **kwargs)
     _look_at_result(planner, call, [config.kv_cache_groups for config in configs])
@@ -224,8 +227,7 @@ def _on_groups(
     try:
         vllm_config, specs = vllm_compat.groups_arguments(*args, **kwargs)
     except TypeError as error:
-        stand_aside(_unknown_call(vllm_compat.GROUPS_FUNCTION, error))
-        return native(*args, **kwargs)
+        return _stand_aside_from(vllm_compat.GROUPS_FUNCTION, error, native, args, kwargs)
     return _plan(planner, "top_level_active", vllm_config, specs, lambda: native(*args, **kwargs))
 
 
@@ -239,7 +241,10 @@ def _on_uniform_page(
     try:
         specs = vllm_compat.uniform_page_arguments(*args, **kwargs)
     except TypeError as error:
-        stand_aside(_unknown_call(vllm_compat.UNIFORM_PAGE_FUNCTION, error))
+        if current is None:
+            function = vllm_compat.UNIFORM_PAGE_FUNCTION
+            return _stand_aside_from(function, error, native, args, kwargs)
+        current.unknown = str(_unknown_call(vllm_compat.UNIFORM_PAGE_FUNCTION, error))
         return native(*args, **kwargs)
     if current is None:
         # Called on its own, by a platform or a test: decided like a whole planning call.
@@ -258,6 +263,18 @@ def _on_uniform_page(
 
 def _unknown_call(function: str, error: TypeError) -> UnknownPlannerError:
     return UnknownPlannerError(f"{function} is called with other arguments ({error})")
+
+
+def _stand_aside_from(
+    function: str, error: TypeError, native: Callable[..., _T], args: Any, kwargs: Any
+) -> _T:
+    """Leave a call that is not understood, and all that it calls, to vLLM."""
+    call = _configs_call.get()
+    if call is not None:
+        call.planned = True  # and needs no second line
+    stand_aside(_unknown_call(function, error))
+    with _set(_pass, _Pass(watching=False)):
+        return native(*args, **kwargs)
 
 
 # --- planning ----------------------------------------------------------------------------------
@@ -323,6 +340,8 @@ def _read_situation(
         undivided = vllm_compat.undivided_reason(planner, vllm_config, native)
         if undivided:
             return Situation(is_altay, undivided=undivided), []
+    if watched.unknown:
+        return Situation(is_altay, unknown=watched.unknown), []
     try:
         families = vllm_compat.watched_families(watched.calls, native)
     except UnknownPlannerError as unknown:

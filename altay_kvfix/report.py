@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +60,8 @@ def log_once(level: int, message: str) -> None:
 
 def log_failure() -> None:
     """A bug of ours, with the current exception's traceback."""
-    _log.exception("altay-kvfix: failed; vLLM keeps its own KV cache layout")
+    message = "altay-kvfix: failed, vLLM %s keeps its own KV cache layout: %r"
+    _log.exception(message, vllm_compat.version(), sys.exc_info()[1])
     write_trace("fallback", reason="an exception, see the log")
 
 

@@ -7,6 +7,7 @@ planner module that has just been loaded, and objects are read by their attribut
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import PathFinder
@@ -22,12 +23,6 @@ GLOBAL_GROUPS_FUNCTION = "get_global_kv_cache_groups"
 GROUPS_FUNCTION = "get_kv_cache_groups"
 UNIFORM_PAGE_FUNCTION = "_get_kv_cache_groups_uniform_page_size"
 _GROUP_SPECS_FUNCTION = "create_kv_cache_group_specs"
-_NEEDED_FUNCTIONS = (
-    CONFIGS_FUNCTION,
-    GROUPS_FUNCTION,
-    UNIFORM_PAGE_FUNCTION,
-    _GROUP_SPECS_FUNCTION,
-)
 _BUILDER_MODULE = "vllm.v1.core.kv_cache_config_builder"
 
 LOGGER_NAME = "vllm.altay_kvfix"
@@ -79,10 +74,25 @@ def _exists(module: str) -> bool:
 
 
 def check_planner_functions(planner: ModuleType) -> None:
-    """Raises :class:`UnknownPlannerError` where a function we need is missing."""
-    for name in _NEEDED_FUNCTIONS:
-        if not callable(getattr(planner, name, None)):
+    """Raises :class:`UnknownPlannerError` where a function we need is missing or takes more."""
+    grouped_before = hasattr(planner, GLOBAL_GROUPS_FUNCTION)
+    needed = {
+        CONFIGS_FUNCTION: 4 if grouped_before else 3,
+        GROUPS_FUNCTION: 2,
+        UNIFORM_PAGE_FUNCTION: 1,
+        _GROUP_SPECS_FUNCTION: 2,
+    }
+    if grouped_before:
+        needed[GLOBAL_GROUPS_FUNCTION] = 2
+    for name, arguments in needed.items():
+        function = getattr(planner, name, None)
+        if not callable(function):
             raise UnknownPlannerError(f"there is no function {planner.__name__}.{name}")
+        try:
+            inspect.signature(function).bind(*[None] * arguments)
+        except TypeError:
+            signature = ", ".join(inspect.signature(function).parameters)
+            raise UnknownPlannerError(f"{name} takes other arguments: {signature}") from None
 
 
 def replace_everywhere(planner: ModuleType, name: str, native: Any, wrapped: Any) -> None:
@@ -121,14 +131,12 @@ def configs_arguments(
     vllm_config: Any,
     kv_cache_specs: Sequence[Specs],
     available_memory: Sequence[int],
-    global_kv_cache_groups: Groups | None = None,
-) -> tuple[Any, Sequence[Specs], Sequence[int], Groups | None]:
-    """The arguments of ``get_kv_cache_configs``; TypeError where the call has others.
-
-    The last one is there where grouping is a call of its own, before this one.
-    """
+    *_: Any,
+    **__: Any,
+) -> tuple[Any, Sequence[Specs], Sequence[int]]:
+    """The arguments of ``get_kv_cache_configs``; TypeError where the call lacks one."""
     _check_specs(*kv_cache_specs)
-    return vllm_config, kv_cache_specs, available_memory, global_kv_cache_groups
+    return vllm_config, kv_cache_specs, available_memory
 
 
 def _check_specs(*worker_specs: Any) -> None:
