@@ -35,8 +35,9 @@ from .report import (
     stand_aside,
     write_trace,
 )
-from .settings import LAYOUT_ENV_NAME, Mode
+from .settings import LAYOUT_ENV_NAME, Mode, Settings
 from .vllm_compat import Groups, Specs, UnknownPlannerError
+from .vllm_releases import PLANNER_MODULES
 
 _T = TypeVar("_T")
 
@@ -62,8 +63,9 @@ def arm() -> bool:
         return False
     with _never_stopping_vllm():
         if "vllm" in sys.modules:
-            vllm_compat.check_planner_exists()
-        _on_every_load(vllm_compat.PLANNER_MODULE, _wrap_planner)
+            vllm_compat.planner_module()
+        for module in PLANNER_MODULES:
+            _on_every_load(module, _wrap_planner)
     # Not before: where the layout is required, a second attempt to import vLLM must fail again.
     _armed = True
     return True
@@ -97,15 +99,19 @@ def _on_every_load(name: str, callback: Callable[[ModuleType], None]) -> None:
 
 def _wrap_planner(planner: ModuleType) -> None:
     with _never_stopping_vllm():
+        if planner.__name__ != vllm_compat.planner_module():
+            return  # where older releases have it
         vllm_compat.check_planner_functions(planner)
-        for name, wrapper in (
-            (vllm_compat.CONFIGS_FUNCTION, _on_configs),
-            (vllm_compat.GROUPS_FUNCTION, _on_groups),
-            (vllm_compat.UNIFORM_PAGE_FUNCTION, _on_uniform_page),
-        ):
+        wrappers = {
+            vllm_compat.CONFIGS_FUNCTION: _on_configs,
+            vllm_compat.GLOBAL_GROUPS_FUNCTION: _on_global_groups,
+            vllm_compat.GROUPS_FUNCTION: _on_groups,
+            vllm_compat.UNIFORM_PAGE_FUNCTION: _on_uniform_page,
+        }
+        for name in vllm_compat.wrapped_functions(planner):
             native = getattr(planner, name)
             if not isinstance(native, _PlannerFunction):
-                wrapped = _PlannerFunction(native, partial(wrapper, planner))
+                wrapped = _PlannerFunction(native, partial(wrappers[name], planner))
                 vllm_compat.replace_everywhere(planner, name, native, wrapped)
         logging.getLogger(planner.__name__).addFilter(_hold_back)
         write_trace("install_new")
@@ -148,7 +154,7 @@ def _is_replaced(planner: ModuleType) -> bool:
     taken to call it. If it does not, the watched run shows that, and vLLM's own answer stays.
     """
     with _never_stopping_vllm():
-        for name in vllm_compat.PLANNER_FUNCTIONS:
+        for name in vllm_compat.wrapped_functions(planner):
             current: Any = getattr(planner, name, None)
             ours = inspect.unwrap(current, stop=lambda f: type(f) is _PlannerFunction)
             if type(ours) is not _PlannerFunction:
@@ -186,6 +192,8 @@ class _Pass:
     forced: list[list[str]] | None = None
     watching: bool = True
     """False for a grouping that vLLM starts inside another one: it runs untouched."""
+    unknown: str | None = None
+    """Why a call of the innermost function was not understood."""
     calls: list[tuple[Specs, list[list[str]]]] = field(default_factory=list)
     """What the innermost function was given, and the layer names of each group it answered."""
     in_uniform_page: bool = False
@@ -206,7 +214,39 @@ def _set(variable: ContextVar[Any], value: Any) -> Iterator[None]:
         variable.reset(token)
 
 
-# --- the three wrapped functions ---------------------------------------------------------------
+@dataclass
+class _GlobalGroups:
+    """What get_global_kv_cache_groups made, for the get_kv_cache_configs that follows."""
+
+    groups: Groups
+    call: ConfigsCall
+    again: Callable[[], Groups]
+    """Makes them once more."""
+
+
+_global_groups: _GlobalGroups | None = None
+_repeating: ContextVar[bool] = ContextVar("repeating", default=False)
+
+
+# --- the wrapped functions ---------------------------------------------------------------------
+
+
+def _on_global_groups(
+    planner: ModuleType, native: Callable[..., Groups], _: Any, args: Any, kwargs: Any
+) -> Groups:
+    """get_global_kv_cache_groups (vLLM >= 0.33): the real plan, before memory is profiled."""
+    global _global_groups
+    if _is_replaced(planner):
+        return _leave_alone(planner, native, args, kwargs)
+    try:
+        call = ConfigsCall(*vllm_compat.global_groups_arguments(*args, **kwargs))
+    except TypeError as error:
+        return _stand_aside_from(vllm_compat.GLOBAL_GROUPS_FUNCTION, error, native, args, kwargs)
+    with _set(_configs_call, call):
+        groups = native(*args, **kwargs)
+    _look_at_result(planner, call, [groups])
+    _global_groups = _GlobalGroups(groups, call, partial(native, *args, **kwargs))
+    return groups
 
 
 def _on_configs(
@@ -218,13 +258,28 @@ def _on_configs(
     try:
         call = ConfigsCall(*vllm_compat.configs_arguments(*args, **kwargs))
     except TypeError as error:
-        stand_aside(_unknown_call(native, error))
-        return native(*args, **kwargs)
+        return _stand_aside_from(vllm_compat.CONFIGS_FUNCTION, error, native, args, kwargs)
+    made = _global_groups
+    if made is not None and any(a is made.groups for a in (*args, *kwargs.values())):
+        call, groups = _with_memory(made, call)
+        args = [groups if a is made.groups else a for a in args]
+        kwargs = {name: groups if a is made.groups else a for name, a in kwargs.items()}
     with _set(_configs_call, call):
         configs = native(*args, **kwargs)
-    if settings_now().mode is Mode.REQUIRED:
-        _check_certified(call, [config.kv_cache_groups for config in configs])
+    _look_at_result(planner, call, [config.kv_cache_groups for config in configs])
     return configs
+
+
+def _with_memory(made: _GlobalGroups, call: ConfigsCall) -> tuple[ConfigsCall, Groups]:
+    """Make a layout of ours once more now that the memory is known.
+
+    What it must leave room for can only be looked at now, and what it holds can only be told now.
+    """
+    if not made.call.changed:
+        return made.call, made.groups
+    with _never_stopping_vllm(), _set(_configs_call, call), _set(_repeating, True):
+        return call, made.again()
+    return made.call, made.groups
 
 
 def _on_groups(
@@ -236,8 +291,7 @@ def _on_groups(
     try:
         vllm_config, specs = vllm_compat.groups_arguments(*args, **kwargs)
     except TypeError as error:
-        stand_aside(_unknown_call(native, error))
-        return native(*args, **kwargs)
+        return _stand_aside_from(vllm_compat.GROUPS_FUNCTION, error, native, args, kwargs)
     return _plan(planner, "top_level_active", vllm_config, specs, lambda: native(*args, **kwargs))
 
 
@@ -253,7 +307,10 @@ def _on_uniform_page(
     try:
         specs = vllm_compat.uniform_page_arguments(*args, **kwargs)
     except TypeError as error:
-        stand_aside(_unknown_call(native, error))
+        if current is None:
+            function = vllm_compat.UNIFORM_PAGE_FUNCTION
+            return _stand_aside_from(function, error, native, args, kwargs)
+        current.unknown = str(_unknown_call(vllm_compat.UNIFORM_PAGE_FUNCTION, error))
         return native(*args, **kwargs)
     if current is None:
         # Called on its own, by a platform or a test: decided like a whole planning call.
@@ -270,10 +327,20 @@ def _on_uniform_page(
     return groups
 
 
-def _unknown_call(native: Callable[..., Any], error: TypeError) -> UnknownPlannerError:
-    return UnknownPlannerError(
-        f"vLLM {vllm_compat.version()} calls {native.__name__} with other arguments ({error})"
-    )
+def _unknown_call(function: str, error: TypeError) -> UnknownPlannerError:
+    return UnknownPlannerError(f"{function} is called with other arguments ({error})")
+
+
+def _stand_aside_from(
+    function: str, error: TypeError, native: Callable[..., _T], args: Any, kwargs: Any
+) -> _T:
+    """Leave a call that is not understood, and all that it calls, to vLLM."""
+    call = _configs_call.get()
+    if call is not None:
+        call.planned = True  # and needs no second line
+    stand_aside(_unknown_call(function, error))
+    with _set(_pass, _Pass(watching=False)):
+        return native(*args, **kwargs)
 
 
 # --- planning ----------------------------------------------------------------------------------
@@ -292,14 +359,14 @@ def _plan(
         raise
     groups = native
     with _never_stopping_vllm():
-        settings = settings_now()
-        for error in settings.errors:
-            log_once(logging.ERROR, str(error))
-        situation, families = _read_situation(vllm_config, specs, native, first)
-        decision = decide(situation, settings)
         call = _configs_call.get()
         if call is not None:
             call.planned = True
+        settings = settings_now()
+        for error in settings.errors:
+            log_once(logging.ERROR, str(error))
+        situation, families = _read_situation(planner, vllm_config, specs, native, first)
+        decision = decide(situation, settings)
         report = PlanReport(event, call, settings, situation, decision, vllm_config, native)
         if decision.outcome is Outcome.REFUSE:
             raise report.refused()
@@ -311,8 +378,9 @@ def _plan(
                 forced = group()
             vllm_compat.check_same_cache(native, forced, second.forced or [])
             report.applied(forced)
-            if call is not None and decision.rule == "certified":
-                call.certified = second.forced
+            if call is not None:
+                call.changed = True
+                call.certified = second.forced if decision.rule == "certified" else None
             groups = forced
     if groups is native:
         _release(planner, first.held)
@@ -322,23 +390,24 @@ def _plan(
 
 
 def _read_situation(
-    vllm_config: Any, specs: Specs, native: Groups, watched: _Pass
+    planner: ModuleType, vllm_config: Any, specs: Specs, native: Groups, watched: _Pass
 ) -> tuple[Situation, list[list[str]]]:
     """Plain values for the decision, and the layer names of each family."""
     call = _configs_call.get()
-    is_altay = _forced_altay
+    is_altay = _is_altay(vllm_config)
     if len(native) < 2:
         return Situation(is_altay, native_only="the model is not hybrid"), []
     if vllm_config is not None:
-        is_altay = is_altay or ARCHITECTURE in vllm_compat.architectures(vllm_config)
         if vllm_compat.hybrid_manager_disabled(vllm_config):
             return Situation(is_altay, native_only="the hybrid KV cache manager is disabled"), []
         if call is None and vllm_compat.pipeline_stages(vllm_config) > 1:
             own = "a worker plans its own pipeline stage, for profiling"
             return Situation(is_altay, native_only=own), []
-        undivided = vllm_compat.undivided_reason(vllm_config, native)
+        undivided = vllm_compat.undivided_reason(planner, vllm_config, native)
         if undivided:
             return Situation(is_altay, undivided=undivided), []
+    if watched.unknown:
+        return Situation(is_altay, unknown=watched.unknown), []
     try:
         families = vllm_compat.watched_families(watched.calls, native)
     except UnknownPlannerError as unknown:
@@ -376,26 +445,53 @@ def _deal(families: list[list[str]], plan: LayoutPlan) -> list[list[str]]:
     return dealt
 
 
-def _check_certified(call: ConfigsCall, groups_per_worker: Sequence[Groups]) -> None:
-    """In ``required`` mode, look at what the engine is about to use, whoever made it."""
-    if call.certified is None:
-        if call.planned:
-            return
-        if vllm_compat.hybrid_manager_disabled(call.vllm_config):
-            return
-        if max((len(groups) for groups in groups_per_worker), default=0) < 2:
-            return
-        reason = "the KV cache groups were not planned by the functions that are wrapped"
-    else:
-        found = vllm_compat.layers_per_group(groups_per_worker)
-        if found == [set(names) for names in call.certified]:
-            return
-        reason = (
-            f"the groups about to be used have {[len(names) for names in found]} layers, "
-            f"the certified ones {[len(names) for names in call.certified]}"
-        )
-    write_trace("refused", reason=reason)
-    raise KVLayoutError(f"{LAYOUT_ENV_NAME}=required: {reason}")
+def _is_altay(vllm_config: Any) -> bool:
+    return _forced_altay or (
+        vllm_config is not None and ARCHITECTURE in vllm_compat.architectures(vllm_config)
+    )
+
+
+def _look_at_result(
+    planner: ModuleType, call: ConfigsCall, groups_per_worker: Sequence[Groups]
+) -> None:
+    """Look at what the engine is about to use, whoever made it.
+
+    In ``required`` mode these must be the certified groups. In the other modes there is a warning
+    where another layout was wanted and vLLM came to these without the wrapped functions.
+    """
+    with _never_stopping_vllm():
+        settings = settings_now()
+        if not call.planned:
+            _judge_unplanned(planner, call, settings, max(groups_per_worker, key=len, default=()))
+        elif call.certified is not None and settings.mode is Mode.REQUIRED:
+            found = vllm_compat.layers_per_group(groups_per_worker)
+            if found != [set(names) for names in call.certified]:
+                reason = (
+                    f"the groups about to be used have {[len(names) for names in found]} layers, "
+                    f"the certified ones {[len(names) for names in call.certified]}"
+                )
+                write_trace("refused", reason=reason)
+                raise KVLayoutError(f"{LAYOUT_ENV_NAME}=required: {reason}")
+
+
+def _judge_unplanned(
+    planner: ModuleType, call: ConfigsCall, settings: Settings, groups: Groups
+) -> None:
+    call.planned = True
+    if len(groups) < 2 or vllm_compat.hybrid_manager_disabled(call.vllm_config):
+        return
+    undivided = vllm_compat.undivided_reason(planner, call.vllm_config, groups)
+    unknown = UnknownPlannerError("the KV cache groups were not made by the wrapped functions")
+    situation = Situation(
+        _is_altay(call.vllm_config),
+        undivided=undivided,
+        unknown=None if undivided else str(unknown),
+    )
+    decision = decide(situation, settings)
+    report = PlanReport("native", call, settings, situation, decision, call.vllm_config, groups)
+    if decision.outcome is Outcome.REFUSE:
+        raise report.refused()
+    report.kept_native()
 
 
 # --- vLLM's own log lines ----------------------------------------------------------------------
@@ -403,6 +499,8 @@ def _check_certified(call: ConfigsCall, groups_per_worker: Sequence[Groups]) -> 
 
 def _hold_back(record: logging.LogRecord) -> bool:
     """A filter on the planner's logger: keeps the lines of a watched run until it is decided."""
+    if _repeating.get():
+        return False  # said the first time
     current = _pass.get()
     if current is None:
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,15 +25,20 @@ class KVLayoutError(RuntimeError):
 
 @dataclass
 class ConfigsCall:
-    """A running get_kv_cache_configs: the engine's real plan, with every worker's memory."""
+    """A running get_kv_cache_configs: the engine's real plan, with every worker's memory.
+
+    Or, from vLLM 0.33, a get_global_kv_cache_groups: the same plan before memory is profiled.
+    """
 
     vllm_config: Any
     worker_specs: Sequence[Specs]
     """Each worker's own layers."""
-    available_memory: Sequence[int]
-    """Bytes for the KV cache on each worker."""
+    available_memory: Sequence[int] = ()
+    """Bytes for the KV cache on each worker; empty before it is profiled."""
     planned: bool = False
     """Whether a decision was made in this call."""
+    changed: bool = False
+    """Whether it was another layout than vLLM's own."""
     certified: list[list[str]] | None = None
     """Layer names per group, once the certified layout has been applied."""
 
@@ -54,7 +60,8 @@ def log_once(level: int, message: str) -> None:
 
 def log_failure() -> None:
     """A bug of ours, with the current exception's traceback."""
-    _log.exception("altay-kvfix: failed; vLLM keeps its own KV cache layout")
+    message = "altay-kvfix: failed, vLLM %s keeps its own KV cache layout: %r"
+    _log.exception(message, vllm_compat.version(), sys.exc_info()[1])
     write_trace("fallback", reason="an exception, see the log")
 
 
@@ -107,6 +114,10 @@ class PlanReport:
     native: Groups
 
     def applied(self, groups: Groups) -> None:
+        if self.call is not None and not self.call.available_memory:
+            # The same plan is made again once it is, and told with what the memory holds.
+            log(logging.DEBUG, f"KV cache layout ({self.decision.rule}) before memory is profiled")
+            return
         before, after = self._measure(self.native), self._measure(groups)
         required = self.settings.mode is Mode.REQUIRED
         self._log(
@@ -161,7 +172,7 @@ class PlanReport:
         blocks = tokens = None
         if self.vllm_config is not None and lengths:
             blocks = vllm_compat.blocks_per_request(self.vllm_config, groups)
-            if self.call is not None:
+            if self.call is not None and self.call.available_memory:
                 tokens = vllm_compat.capacity_tokens(
                     self.vllm_config, groups, self.call.worker_specs, self.call.available_memory
                 )

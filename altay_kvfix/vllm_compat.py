@@ -7,6 +7,7 @@ planner module that has just been loaded, and objects are read by their attribut
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import PathFinder
@@ -15,13 +16,16 @@ from typing import Any
 
 from .layout import groups_of, split_round_robin
 from .search import Family, Problem
+from .vllm_releases import PLANNER_MODULES
 
-PLANNER_MODULE = "vllm.v1.core.kv_cache_utils"
 CONFIGS_FUNCTION = "get_kv_cache_configs"
+GLOBAL_GROUPS_FUNCTION = "get_global_kv_cache_groups"
 GROUPS_FUNCTION = "get_kv_cache_groups"
 UNIFORM_PAGE_FUNCTION = "_get_kv_cache_groups_uniform_page_size"
 PLANNER_FUNCTIONS = (CONFIGS_FUNCTION, GROUPS_FUNCTION, UNIFORM_PAGE_FUNCTION)
+"""What is wrapped in every release; GLOBAL_GROUPS_FUNCTION is, where it exists."""
 _GROUP_SPECS_FUNCTION = "create_kv_cache_group_specs"
+_BUILDER_MODULE = "vllm.v1.core.kv_cache_config_builder"
 
 LOGGER_NAME = "vllm.altay_kvfix"
 """A child of vLLM's logger, so that our lines carry its format, level and destination."""
@@ -32,39 +36,71 @@ Groups = Sequence[Any]
 """KVCacheGroupSpec objects."""
 
 
+def version() -> str:
+    """For messages and traces only: nothing in this package depends on it."""
+    # The distribution has another name in CPU builds, so its metadata can't be asked.
+    return str(getattr(sys.modules.get("vllm"), "__version__", "unknown"))
+
+
 class UnknownPlannerError(Exception):
     """This vLLM does not look, or does not group, like any release this package knows."""
 
-
-def version() -> str:
-    # The distribution has another name in CPU builds, so its metadata can't be asked.
-    return str(getattr(sys.modules.get("vllm"), "__version__", "unknown"))
+    def __init__(self, what: str) -> None:
+        super().__init__(f"vLLM {version()}: {what}")
 
 
 # --- the planner module ------------------------------------------------------------------------
 
 
-def check_planner_exists() -> None:
-    """Look for the planner's file in the imported vLLM, without importing it.
+def planner_module() -> str:
+    """The name of the module that holds the imported vLLM's planner. Imports nothing.
 
     Raises:
         UnknownPlannerError: this release keeps its planner elsewhere.
     """
+    for name in PLANNER_MODULES:
+        if _exists(name):
+            return name
+    raise UnknownPlannerError(f"there is no module {' or '.join(PLANNER_MODULES)}")
+
+
+def _exists(module: str) -> bool:
     path: Any = sys.modules["vllm"].__path__
-    parts = PLANNER_MODULE.split(".")
+    parts = module.split(".")
     for i in range(1, len(parts)):
-        name = ".".join(parts[: i + 1])
-        spec = PathFinder.find_spec(name, path)
+        spec = PathFinder.find_spec(".".join(parts[: i + 1]), path)
         if spec is None:
-            raise UnknownPlannerError(f"vLLM {version()} has no module {name}")
+            return False
         path = spec.submodule_search_locations
+    return True
+
+
+def wrapped_functions(planner: ModuleType) -> list[str]:
+    """The names of the functions that are wrapped in this release."""
+    grouped_before = hasattr(planner, GLOBAL_GROUPS_FUNCTION)
+    return [*PLANNER_FUNCTIONS, *([GLOBAL_GROUPS_FUNCTION] if grouped_before else [])]
 
 
 def check_planner_functions(planner: ModuleType) -> None:
-    """Raises :class:`UnknownPlannerError` where a function we need is missing."""
-    for name in (*PLANNER_FUNCTIONS, _GROUP_SPECS_FUNCTION):
-        if not callable(getattr(planner, name, None)):
-            raise UnknownPlannerError(f"vLLM {version()} has no {planner.__name__}.{name}")
+    """Raises :class:`UnknownPlannerError` where a function we need is missing or takes more."""
+    grouped_before = hasattr(planner, GLOBAL_GROUPS_FUNCTION)
+    needed = {
+        CONFIGS_FUNCTION: 4 if grouped_before else 3,
+        GROUPS_FUNCTION: 2,
+        UNIFORM_PAGE_FUNCTION: 1,
+        _GROUP_SPECS_FUNCTION: 2,
+    }
+    if grouped_before:
+        needed[GLOBAL_GROUPS_FUNCTION] = 2
+    for name, arguments in needed.items():
+        function = getattr(planner, name, None)
+        if not callable(function):
+            raise UnknownPlannerError(f"there is no function {planner.__name__}.{name}")
+        try:
+            inspect.signature(function).bind(*[None] * arguments)
+        except TypeError:
+            signature = ", ".join(inspect.signature(function).parameters)
+            raise UnknownPlannerError(f"{name} takes other arguments: {signature}") from None
 
 
 def is_vllms(function: Any) -> bool:
@@ -86,19 +122,40 @@ def replace_everywhere(planner: ModuleType, name: str, native: Any, wrapped: Any
 
 def groups_arguments(vllm_config: Any, kv_cache_spec: Specs) -> tuple[Any, Specs]:
     """The arguments of ``get_kv_cache_groups``; TypeError where the call has others."""
+    _check_specs(kv_cache_spec)
     return vllm_config, kv_cache_spec
 
 
 def uniform_page_arguments(kv_cache_spec: Specs) -> Specs:
     """The argument of ``_get_kv_cache_groups_uniform_page_size``; TypeError for another call."""
+    _check_specs(kv_cache_spec)
     return kv_cache_spec
 
 
+def global_groups_arguments(
+    vllm_config: Any, kv_cache_specs: Sequence[Specs]
+) -> tuple[Any, Sequence[Specs]]:
+    """The arguments of ``get_global_kv_cache_groups``; TypeError where the call has others."""
+    _check_specs(*kv_cache_specs)
+    return vllm_config, kv_cache_specs
+
+
 def configs_arguments(
-    vllm_config: Any, kv_cache_specs: Sequence[Specs], available_memory: Sequence[int]
+    vllm_config: Any,
+    kv_cache_specs: Sequence[Specs],
+    available_memory: Sequence[int],
+    *_: Any,
+    **__: Any,
 ) -> tuple[Any, Sequence[Specs], Sequence[int]]:
-    """The arguments of ``get_kv_cache_configs``; TypeError where the call has others."""
+    """The arguments of ``get_kv_cache_configs``; TypeError where the call lacks one."""
+    _check_specs(*kv_cache_specs)
     return vllm_config, kv_cache_specs, available_memory
+
+
+def _check_specs(*worker_specs: Any) -> None:
+    for specs in worker_specs:
+        if not isinstance(specs, Mapping):
+            raise TypeError(f"{type(specs).__name__} where cache specs by layer were expected")
 
 
 # --- the configuration -------------------------------------------------------------------------
@@ -155,14 +212,24 @@ def _is_a(spec: Any, class_name: str) -> bool:
     return any(cls.__name__ == class_name for cls in type(spec).__mro__)
 
 
-def undivided_reason(vllm_config: Any, groups: Groups) -> str | None:
+def undivided_reason(planner: ModuleType, vllm_config: Any, groups: Groups) -> str | None:
     """Why vLLM made ``groups`` by other means than dividing families, or None.
 
     It keeps layers of several page sizes in packed groups, and HiSparse makes groups of its own.
+    A platform or a model may group the layers in vLLM's place (vLLM >= 0.33); where it calls
+    vLLM's grouping and builds on the answer, that must be the one it knows.
     """
     attention_config = getattr(vllm_config, "attention_config", None)
     if getattr(attention_config, "hisparse_config", None) is not None:
         return "HiSparse makes the KV cache groups"
+    if getattr(vllm_config.model_config, "supports_kv_cache_grouping", False):
+        return "the model makes the KV cache groups"
+    builders = sys.modules.get(_BUILDER_MODULE)
+    if builders is not None:
+        builder = type(builders.get_kv_cache_config_builder(vllm_config))
+        default = planner.DefaultKVCacheConfigBuilder
+        if builder.get_kv_cache_groups is not default.get_kv_cache_groups:
+            return f"the platform's {builder.__name__} makes the KV cache groups"
     specs = [group.kv_cache_spec for group in groups]
     if any(hasattr(spec, "kv_cache_specs") for spec in specs):
         return "layers of different page sizes are packed into common groups"
@@ -197,8 +264,8 @@ def recover_families(specs: Specs, dealt: list[list[str]]) -> list[list[str]]:
         redealt += split_round_robin(families[-1], num_groups)
     if redealt != dealt:
         raise UnknownPlannerError(
-            f"vLLM {version()} groups layers by a rule that is not known: it does not deal each "
-            f"family out in turn (group lengths {[len(names) for names in dealt]})"
+            "layers are grouped by a rule that is not known: it does not deal each family out in "
+            f"turn (group lengths {[len(names) for names in dealt]})"
         )
     return families
 
@@ -230,12 +297,11 @@ def watched_families(
     """
     if len(calls) != 1:
         raise UnknownPlannerError(
-            f"vLLM {version()} called {UNIFORM_PAGE_FUNCTION} {len(calls)} times, not once, "
-            "to group these layers"
+            f"{UNIFORM_PAGE_FUNCTION} was called {len(calls)} times, not once, to divide the layers"
         )
     specs, dealt = calls[0]
     if dealt != layer_names(g for g in native if not is_hidden_state(g.kv_cache_spec)):
-        raise UnknownPlannerError(f"vLLM {version()} changed the groups after dividing the layers")
+        raise UnknownPlannerError("the groups were changed after the layers had been divided")
     return recover_families(specs, dealt)
 
 
@@ -254,7 +320,7 @@ def deal_families(families: Iterable[Sequence[str]], group_size: int) -> list[li
 def build_groups(planner: ModuleType, specs: Specs, divided: list[list[str]]) -> Groups:
     """Fresh KVCacheGroupSpec objects, made by vLLM (newer releases append to them later)."""
     if sorted(specs) != sorted(name for names in divided for name in names):
-        raise UnknownPlannerError("vLLM asked for other layers the second time")
+        raise UnknownPlannerError("other layers were asked for the second time")
     # Copies: the lists become part of the groups, where anybody may change them.
     copies = [list(names) for names in divided]
     groups: Groups = getattr(planner, _GROUP_SPECS_FUNCTION)(specs, copies)

@@ -26,6 +26,7 @@ import typer
 from .. import __version__, settings, vllm_compat
 from ..layout import LayoutPlan
 from ..settings import DISABLE_ENV_NAME, VARIABLES, Settings
+from ..vllm_releases import PLANNER_MODULES
 from .common import (
     FOLDER,
     NO,
@@ -226,7 +227,7 @@ def _ask(
     values = {
         "OUT": out,
         "NAMES": ["PYTHONPATH", DISABLE_ENV_NAME],
-        "MODULES": ["vllm", vllm_compat.PLANNER_MODULE] if full else [],
+        "MODULES": ["vllm", *reversed(PLANNER_MODULES)] if full else [],
         "FUNCTIONS": list(vllm_compat.PLANNER_FUNCTIONS),
     }
     # As "python -c", not as a script: a script's folder would be on its path.
@@ -349,12 +350,14 @@ def vllm_version(folder: Path) -> str | None:
 
 def unknown_planner(folder: Path) -> str | None:
     """Why the planner of the vLLM in ``folder`` can't be hooked, or None. Imports nothing."""
-    name = vllm_compat.PLANNER_MODULE
-    file = folder.joinpath(*name.split(".")[1:]).with_suffix(".py")
+    files = {n: folder.joinpath(*n.split(".")[1:]).with_suffix(".py") for n in PLANNER_MODULES}
+    name = next((name for name, file in files.items() if file.exists()), None)
+    if name is None:
+        return f"there is no module {' or '.join(PLANNER_MODULES)}"
     try:
-        tree = ast.parse(file.read_text())
-    except (OSError, SyntaxError):
-        return f"there is no module {name}"
+        tree = ast.parse(files[name].read_text())
+    except (OSError, SyntaxError) as error:
+        return f"{name} can't be read ({error})"
     functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     missing = [f for f in vllm_compat.PLANNER_FUNCTIONS if f not in functions]
     return f"{name} has no {', '.join(missing)}" if missing else None

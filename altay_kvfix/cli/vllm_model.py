@@ -352,11 +352,14 @@ def _prepare_as_engine(model: _Model) -> None:
 
 def _run_planner(model: _Model, kv_memory: list[int]) -> str | None:
     """Call vLLM's planner as the engine does; why it would refuse to start, or None."""
-    vllm_planner: Any = importlib.import_module(vllm_compat.PLANNER_MODULE)
+    vllm_planner: Any = importlib.import_module(vllm_compat.planner_module())
     _prepare_as_engine(model)
     memory = kv_memory or [_PLENTY] * len(model.worker_specs)
     try:
-        vllm_planner.get_kv_cache_configs(model.config, model.worker_specs, memory)
+        groups = []
+        if hasattr(vllm_planner, vllm_compat.GLOBAL_GROUPS_FUNCTION):
+            groups = [vllm_planner.get_global_kv_cache_groups(model.config, model.worker_specs)]
+        vllm_planner.get_kv_cache_configs(model.config, model.worker_specs, memory, *groups)
     except (ValueError, RuntimeError) as error:
         return _first_line(error)
     return None

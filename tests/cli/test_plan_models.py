@@ -126,7 +126,7 @@ for stages in (1, 2):
     engine = {"pipeline_parallel_size": stages}
     model = vllm_model._build_stages(engine, sys.argv[1], lambda step: None)
     vllm_model._prepare_as_engine(model)
-    planner = importlib.import_module(vllm_compat.PLANNER_MODULE)
+    planner = importlib.import_module(vllm_compat.planner_module())
     memory = [40 << 30] * stages
     configs = planner.get_kv_cache_configs(model.config, model.worker_specs, memory)
     print("ANSWER", json.dumps({

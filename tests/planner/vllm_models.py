@@ -1,4 +1,7 @@
-"""Real KVCacheSpec objects and a light stand-in for VllmConfig, for the real planner."""
+"""Real KVCacheSpec objects and a light stand-in for VllmConfig, for the real planner.
+
+For every supported vLLM: the release suite runs the planners of all of them.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from vllm.v1 import kv_cache_interface
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
-    HiddenStateCacheSpec,
     KVCacheSpec,
     MambaSpec,
     SlidingWindowSpec,
 )
-from vllm.v1.kv_cache_layout import KVCacheLayout
+
+try:
+    from vllm.v1.kv_cache_layout import KVCacheLayout
+except ImportError:  # the tensors' layout is no setting before vLLM 0.29
+    KVCacheLayout = None
 
 BLOCK_SIZE = 144
 KV_HEADS, HEAD_SIZE = 2, 256
@@ -42,8 +49,8 @@ def gdn() -> MambaSpec:
     )
 
 
-def hidden_states() -> HiddenStateCacheSpec:
-    return HiddenStateCacheSpec(
+def hidden_states() -> KVCacheSpec:
+    return kv_cache_interface.HiddenStateCacheSpec(
         block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1024, dtype=torch.bfloat16
     )
 
@@ -84,6 +91,7 @@ def vllm_config(
             hf_config=SimpleNamespace(architectures=[architecture], model_type="test"),
             max_model_len=max_model_len,
             original_max_model_len=max_model_len,
+            supports_kv_cache_grouping=False,
         ),
         cache_config=SimpleNamespace(
             **{
@@ -91,6 +99,7 @@ def vllm_config(
                 "num_gpu_blocks_override": None,
                 "prefix_cache_retention_interval": None,
                 "get_resolved_kv_cache_layout": lambda: KVCacheLayout.LBNHC,
+                "enable_prefix_caching": False,
             }
             | cache
         ),
@@ -200,6 +209,12 @@ def layout_config(layout: dict[str, Any], **changes: Any) -> Any:
 def speculative(**changes: Any) -> Any:
     """What the planner reads of a SpeculativeConfig; an EAGLE-like drafter."""
     return SimpleNamespace(
-        **{"method": "dflash", "use_eagle": lambda: False, "use_eagle_block_drop": lambda: False}
+        **{
+            "method": "dflash",
+            "num_speculative_tokens": 7,
+            "use_eagle": lambda: False,
+            "use_eagle_block_drop": lambda: False,
+            "use_multi_module_mtp": lambda: False,
+        }
         | changes
     )
