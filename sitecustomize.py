@@ -168,30 +168,31 @@ def _run_shadowed(entries):
     """Run the sitecustomize that Python would have run without us, in our place.
 
     It is looked for behind our folder only: what stands in front of us has run already, and ran us.
+    Nor is one run that we are running: it may look for the next one itself and come upon us again.
     """
+    callers = [f for f in _frames(sys._getframe(1)) if f.f_code.co_name == "_run_shadowed"]
+    running = [getattr(f.f_locals.get("spec"), "origin", None) for f in callers]
     for finder in list(sys.meta_path):
         if hasattr(finder, "find_spec"):
             spec = finder.find_spec("sitecustomize", entries)
-            # An editable install of this package has a finder that leads back to this file; a
-            # bare directory of that name has no origin.
-            if spec is not None and spec.origin and not _is_ours(os.path.dirname(spec.origin)):
-                # What importlib.import_module() would do with the spec. importlib itself would
-                # be one more import in every process.
-                sys.modules["_frozen_importlib"]._load(spec)
-                return
+            # A bare directory of that name has no origin.
+            if spec is None or not spec.origin or spec.origin in running:
+                continue
+            # An editable install of this package has a finder that leads back to this file.
+            if _is_ours(os.path.dirname(spec.origin)):
+                continue
+            # What importlib.import_module() would do with the spec. importlib itself would be one
+            # more import in every process.
+            sys.modules["_frozen_importlib"]._load(spec)
+            return
 
 
 def _start():
     if sys.version_info < (3, 5):
         return
-    running = [f for f in _frames(sys._getframe(1)) if f.f_code.co_name == "_start"]
-    if any(f.f_globals.get("_FOLDER") == _FOLDER for f in running):
-        return  # run again by the sitecustomize that we are running
-    armed = [getattr(finder, "altay_kvfix", None) for finder in sys.meta_path]
-    if _FOLDER in armed:
-        return
     behind = _leave_front()
-    if sys.version_info >= (3, 10) and not any(armed) and not _is_switched_off():
+    armed = any(hasattr(finder, "altay_kvfix") for finder in sys.meta_path)
+    if sys.version_info >= (3, 10) and not armed and not _is_switched_off():
         sys.meta_path.insert(0, _ImportWatch({"vllm": _arm}))
     _run_shadowed(behind)
 

@@ -191,6 +191,21 @@ def test_a_loader_is_given_back_as_it_was(folder: Path, tmp_path: Path) -> None:
     assert run("-c", code, path=[folder, tmp_path, FAKE]) == Ended(ONCE + shown)
 
 
+def test_a_finder_that_asks_us_while_we_ask_it(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "delegating.py").write_text(
+        "import sys\n"
+        "class Finder:\n"
+        "    @classmethod\n"
+        "    def find_spec(cls, name, path=None, target=None):\n"
+        "        for finder in sys.meta_path:\n"
+        "            if finder is not cls and (spec := finder.find_spec(name, path, target)):\n"
+        "                return spec\n"
+    )
+    for index in (0, 1):
+        code = f"import sys, delegating as d; sys.meta_path.insert({index}, d.Finder); {HOOKED}"
+        assert run("-c", code, path=[folder, tmp_path, FAKE]) == Ended(ONCE)
+
+
 def test_a_finder_without_find_spec_does_no_harm(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "old.py").write_text(
         "import sys\n"

@@ -182,17 +182,70 @@ def test_imported_again_arms_once(tmp_path: Path, alone: bool, again: str) -> No
     assert run("-c", code, path=[folder, FAKE]) == Ended("1\n")
 
 
-def test_run_again_by_the_one_it_runs(folder: Path, shadowed: Callable[..., Path]) -> None:
-    """Other bootstraps chain too, by taking themselves off the path and importing once more."""
-    theirs = shadowed(
+CHAINS = {
+    "takes itself off the path": (
         "import os, sys\n"
-        "print('ran')\n"
+        "print('chains')\n"
         "sys.path.remove(os.path.dirname(__file__))\n"
         "del sys.modules['sitecustomize']\n"
         "import sitecustomize\n"
+    ),
+    "looks everywhere else": (
+        "import os, sys\n"
+        "from importlib.machinery import PathFinder\n"
+        "print('chains')\n"
+        "path = [p for p in sys.path if p != os.path.dirname(__file__)]\n"
+        "spec = PathFinder.find_spec('sitecustomize', path)\n"
+        "spec and spec.loader.load_module('sitecustomize')\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("disabled", [False, True], ids=["armed", "disabled"])
+@pytest.mark.parametrize("ours_alone", [True, False])
+@pytest.mark.parametrize("way", CHAINS)
+def test_beside_others_that_chain_each_runs_once(
+    tmp_path: Path, shadowed: Callable[..., Path], way: str, ours_alone: bool, disabled: bool
+) -> None:
+    """They come upon us while we run them, or before we did."""
+    folder = make_folder(tmp_path / "folder")
+    if not ours_alone:
+        (folder / "something_else").mkdir()
+    theirs, last = shadowed(CHAINS[way]), shadowed("print('last')", "last")
+    env = {"ALTAY_KVFIX_DISABLE": "1"} if disabled else {}
+    flags = ("-W", "ignore")  # load_module() is deprecated
+    assert run(*flags, "-c", "", path=[theirs, last]) == Ended("chains\nlast\n")
+    for path in ([theirs, folder, last, FAKE], [folder, theirs, last, FAKE]):
+        ended = run(*flags, "-c", ARMED, path=path, env=env)
+        if way == "looks everywhere else" and not ours_alone and path[0] == folder:
+            # It is still on the path where it finds us, as what would run next: nothing does.
+            assert ended == Ended(f"chains\n{int(not disabled)}\n")
+        else:
+            assert ended == Ended(f"chains\nlast\n{int(not disabled)}\n")
+
+
+def test_a_finder_that_leads_back_to_us(
+    folder: Path, tmp_path: Path, shadowed: Callable[..., Path]
+) -> None:
+    """As an editable install of this package puts one on sys.meta_path."""
+    venv.create(tmp_path / "venv", with_pip=False)
+    [site_packages] = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    (site_packages / "editable.py").write_text(
+        "import importlib.util, sys\n"
+        "class Finder:\n"
+        "    @staticmethod\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        "        if name == 'sitecustomize':\n"
+        "            return importlib.util.spec_from_file_location(\n"
+        f"                name, {str(folder / 'sitecustomize.py')!r})\n"
+        "sys.meta_path.insert(0, Finder)\n"
     )
-    assert run("-c", ARMED, path=[folder, theirs, FAKE]) == Ended("ran\n1\n")
-    assert run("-c", ARMED, path=[theirs, folder, FAKE]) == Ended("ran\n1\n")
+    (site_packages / "editable.pth").write_text("import editable")
+    python = tmp_path / "venv" / "bin" / "python"
+    for path in ([FAKE], [folder, FAKE]):
+        assert run("-c", ARMED, python=python, path=path) == Ended("1\n")
+    path = [folder, shadowed(SAYS_ITS_NAME), FAKE]
+    assert run("-c", ARMED, python=python, path=path) == Ended("ran as sitecustomize\n1\n")
 
 
 def test_an_entry_of_sys_path_that_is_no_path_does_no_harm(folder: Path, tmp_path: Path) -> None:
