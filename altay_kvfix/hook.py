@@ -163,11 +163,11 @@ def _is_replaced(planner: ModuleType) -> bool:
                 stranger = inspect.unwrap(ours)
                 if vllm_compat.is_vllms(stranger):
                     continue
-            stand_aside(
-                f"{planner.__name__}.{name} was replaced by "
+            who = (
                 f"{getattr(stranger, '__module__', None)}."
                 f"{getattr(stranger, '__qualname__', repr(stranger))}"
             )
+            stand_aside(UnknownPlannerError(f"{planner.__name__}.{name} was replaced by {who}"))
             return True
     return False
 

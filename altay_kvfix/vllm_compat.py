@@ -7,6 +7,7 @@ planner module that has just been loaded, and objects are read by their attribut
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -105,6 +106,8 @@ def check_planner_functions(planner: ModuleType) -> None:
 
 def is_vllms(function: Any) -> bool:
     """Whether vLLM itself defines the function, and no plugin does."""
+    while isinstance(function, functools.partial):
+        function = inspect.unwrap(function.func)
     return str(getattr(function, "__module__", None)).partition(".")[0] == "vllm"
 
 

@@ -176,7 +176,7 @@ def _() -> None:
             for name in ("get_kv_cache_groups", "_get_kv_cache_groups_uniform_page_size"):
                 native = getattr(planner, name).__wrapped__
                 stack.enter_context(patched(planner, name, native))
-            stack.enter_context(refused("not made by the wrapped functions"))
+            stack.enter_context(refused("get_kv_cache_groups was replaced by"))
             plan(models.vllm_config(), models.altay())
         project = planner._project_kv_cache_groups_to_worker
 

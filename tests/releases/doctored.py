@@ -163,6 +163,13 @@ CASES = {
         both(NEW_FIELD, then("for group in groups: group.tier = 'host'")),
         "a KV cache group has tier='host'",
     ),
+    "another package put its own in place": Case(
+        appended(
+            f"_inner = {INNER}\n{INNER} = lambda specs: _inner(specs)\n"
+            f"{INNER}.__module__ = 'another.package'"
+        ),
+        f"{INNER} was replaced by another.package.<lambda>",
+    ),
     "vLLM raises where groups are forced": Case(
         both(
             then("assert _planned.append(1) or len(_planned) < 2, 'once is enough'"),

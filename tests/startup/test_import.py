@@ -25,6 +25,7 @@ from interpreters import (
 
 REQUIRED = {"ZENIT_ALTAY_KV_LAYOUT": "required"}
 PLANNER = "vllm.v1.core.kv_cache_utils"
+NO_PLANNER = f"there is no module vllm.v1.core.kv_cache_planning or {PLANNER}"
 PLAN = "import probe; print(probe.plan())"
 
 
@@ -124,7 +125,7 @@ def test_a_directory_that_happens_to_have_the_name(
     path = [folder, tmp_path, pure_wrapt]
     assert run("-c", probing, python=bare, path=path) == Ended("False\n")
     ended = run("-c", "import vllm", python=bare, path=path)
-    assert ended == Ended("", NOT_ACTIVE + "vLLM unknown has no module vllm.v1\n")
+    assert ended == Ended("", f"{NOT_ACTIVE}vLLM unknown: {NO_PLANNER}\n")
 
 
 @pytest.mark.parametrize("kind", ["slots", "class", "no exec_module"])
@@ -376,15 +377,16 @@ def test_a_release_without_the_function(
         planner.write(f"\n{change}\n")
     code = f"import {PLANNER}; print('runs')"
     ended = run("-c", code, path=[folder, own_fake])
-    assert ended == Ended("runs\n", f"{NOT_ACTIVE}vLLM 0.32.0 has no {reason}\n")
+    assert ended == Ended("runs\n", f"{NOT_ACTIVE}vLLM 0.32.0: there is no function {reason}\n")
     refused = run("-c", code, path=[folder, own_fake], env=REQUIRED)
     assert (refused.out, refused.code) == ("", 1)
-    assert last_line(refused).endswith(f"=required, but vLLM 0.32.0 has no {reason}")
+    expected = f"=required, but vLLM 0.32.0: there is no function {reason}"
+    assert last_line(refused).endswith(expected)
 
 
 def test_a_release_with_its_planner_elsewhere(folder: Path, own_fake: Path) -> None:
     planner_file(own_fake).rename(planner_file(own_fake).with_name("renamed.py"))
-    reason = f"vLLM 0.32.0 has no module {PLANNER}"
+    reason = f"vLLM 0.32.0: {NO_PLANNER}"
     code = "import vllm.v1.core.renamed; print('runs')"
     assert run("-c", code, path=[folder, own_fake]) == Ended("runs\n", f"{NOT_ACTIVE}{reason}\n")
     refused = run("-c", code, path=[folder, own_fake], env=REQUIRED)
@@ -458,7 +460,7 @@ def test_a_function_that_is_somebody_elses(
         steps.append(INSTALL)
     code = "; ".join([*steps, "import probe; print(probe.plan()); print(probe.plan())"])
     assert run("-c", "; ".join([steps[0], replace, PLAN]), path=path[1:]) == Ended(planned)
-    reason = f"{PLANNER}.{name} was replaced by {theirs}"
+    reason = f"vLLM 0.32.0: {PLANNER}.{name} was replaced by {theirs}"
     assert run("-c", code, path=path) == Ended(planned * 2, f"{NOT_ACTIVE}{reason}\n")
     refused = run("-c", code, path=path, env=REQUIRED)
     assert (refused.out, refused.code) == ("", 1)
@@ -488,7 +490,7 @@ def test_a_wrapper_that_hides_what_it_wraps_is_not(folder: Path, plugin: Path) -
     )
     assert run("-c", code, path=[folder, plugin, FAKE]) == Ended(
         NATIVE,
-        f"{NOT_ACTIVE}{PLANNER}.get_kv_cache_groups was replaced by "
+        f"{NOT_ACTIVE}vLLM 0.32.0: {PLANNER}.get_kv_cache_groups was replaced by "
         "plugin.traced_silently.<locals>.<lambda>\n",
     )
 
