@@ -59,13 +59,11 @@ child.start()
 child.join()
 """
 
-# Ray's workers have their environment from `ray start`, or from the driver where it starts Ray.
+# Ray's workers have their environment from `ray start`, or from the driver where it starts Ray:
+# like vLLM's driver, this one joins the cluster of RAY_ADDRESS or one on this machine, if any.
 _RAY = """
 import ray
-try:
-    ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
-except ConnectionError:
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+ray.init(log_to_driver=False, logging_level="ERROR")
 
 @ray.remote(num_cpus=0)
 def probe(text, values):
@@ -420,7 +418,7 @@ def _path_warnings(environ: Mapping[str, str]) -> list[str]:
 
 def _ray_warning(interpreters: Sequence[Interpreter]) -> list[str]:
     driver, worker = interpreters[0], interpreters[-1]
-    if worker.name == _RAY_WORKER and driver.hooked and not worker.hooked:
+    if worker.name == _RAY_WORKER and driver.hooked and worker.facts and not worker.hooked:
         return [
             "Ray's workers have the environment of `ray start`, not the driver's: set PYTHONPATH "
             "there, or in runtime_env"

@@ -245,3 +245,15 @@ def test_picks_for_real_models(name):
 
 def test_every_layout_has_a_pick():
     assert {x["name"] for x in json.loads(LAYOUTS.read_text())["layouts"]} == set(PICKS)
+
+
+def test_lower_bound_is_that_of_the_stage_with_the_most():
+    """Three of family a's layers are on stage 0 and two of b's on stage 1."""
+    families = (
+        Family(4, 10, stages=(0, 0, 0, 1)),
+        Family(3, 100, stages=(0, 1, 1)),
+    )
+    assert lower_bound(families) == max(3 * 10 + 1 * 100, 1 * 10 + 2 * 100)
+    problem = Problem(families, native_size=4)
+    result = search(problem)
+    assert all(candidate.cost >= result.lower_bound for candidate in result.candidates)
