@@ -14,17 +14,23 @@ DEV := requirements/dev.txt
 # The targets decide themselves which engine gets the product.
 unexport PYTHONPATH
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint releases new-release engine clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
 
 demo: $(STAMP)  ## Measure native against compact on a real engine (two minutes, CPU only)
 	@$(BIN)/python examples/demo.py
 
 test: $(STAMP)  ## Run all tests
 	$(BIN)/python -m pytest tests
+
+releases: $(STAMP)  ## Run the planner of every supported vLLM release, write docs/releases.md
+	TEST_RELEASES=all $(BIN)/python -m pytest tests/releases
+
+new-release: $(STAMP)  ## Judge a vLLM release that nobody has seen: VERSION=0.34.0
+	@$(BIN)/python tests/releases/new_release.py $(VERSION)
 
 lint: $(STAMP)  ## Check style, format and types
 	$(BIN)/ruff check
