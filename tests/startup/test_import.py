@@ -102,8 +102,11 @@ def test_installed_editable(folder: Path, pure_wrapt: Path, tmp_path: Path) -> N
 
 def test_in_a_zip_file(folder: Path, tmp_path: Path) -> None:
     archive = shutil.make_archive(str(tmp_path / "fake"), "zip", FAKE)
-    code = "import importlib.util as u; u.find_spec('vllm'); u.find_spec('vllm'); " + HOOKED
-    assert run("-c", code, path=[folder, archive]) == Ended(ONCE)
+    look = f"import importlib.util as u; [u.find_spec(n) for n in ('vllm', {PLANNER!r}) * 2]"
+    env = {"ZENIT_ALTAY_KV_LAYOUT_TRACE_PATH": str(tmp_path / "trace")}
+    # All its modules share one loader: looked for twice, each calls back once.
+    assert run("-c", f"{look}; {HOOKED}", path=[folder, archive], env=env) == Ended(ONCE)
+    assert (tmp_path / "trace").read_text().count("install_new") == 1
 
 
 def test_as_a_namespace(folder: Path, bare: Path, pure_wrapt: Path, own_fake: Path) -> None:

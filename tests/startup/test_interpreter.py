@@ -248,8 +248,11 @@ def _without_addresses(ended: Ended) -> str:
 
 
 def test_switched_off_between_start_up_and_import(folder: Path) -> None:
-    code = "import os; os.environ['ALTAY_KVFIX_DISABLE'] = '1'; " + HOOKED
-    assert run("-c", code, path=[folder, FAKE]) == Ended("[0, 0, 0]\n")
+    code = (
+        f"import os, sys; os.environ['ALTAY_KVFIX_DISABLE'] = '1'; {HOOKED}; "
+        "print('altay_kvfix' in sys.modules)"
+    )
+    assert run("-c", code, path=[folder, FAKE]) == Ended("[0, 0, 0]\nFalse\n")
 
 
 def test_a_folder_nobody_can_write_to(tmp_path: Path) -> None:
