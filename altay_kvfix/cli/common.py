@@ -57,7 +57,10 @@ def new_table(*columns: str, numbers: Sequence[str] = ()) -> Table:
     """A table without outer lines; the columns in ``numbers`` are aligned to the right."""
     table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
-        table.add_column(column, justify="right" if column in numbers else "left")
+        if column in numbers:
+            table.add_column(column, justify="right", no_wrap=True)
+        else:
+            table.add_column(column, overflow="fold")
     return table
 
 

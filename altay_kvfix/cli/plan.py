@@ -38,6 +38,9 @@ from .common import (
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _BAR_CELLS = 24
+_NARROW_BAR_CELLS = 12
+_NARROW = 120
+"""On a terminal with fewer columns some of the table is left out."""
 _LOG_TAIL_LINES = 15
 
 _MODEL = "With MODEL_DIR"
@@ -342,12 +345,18 @@ def _print_sizes(report: dict[str, Any]) -> None:
     out.print(families_table)
     out.print()
 
+    narrow = out.width < _NARROW
     has_memory = any(row["tokens"] is not None for row in report["sizes"])
-    columns = ["", "size", "groups", "padding", "where", "blocks/request"]
+    columns = ["", "size", "groups", "padding", "where", "blocks"]
     columns += ["tokens", "requests"] if has_memory else []
     columns += ["KiB/token", "gain", "held"]
-    table = new_table(*columns, numbers=[c for c in columns if c not in ("", "where", "held")])
+    if narrow:
+        columns = [c for c in columns if c not in ("where", "requests", "KiB/token")]
+    texts = ("where", "held")
+    table = new_table(*columns, numbers=[c for c in columns if c and c not in texts])
+    table.columns[0].no_wrap = True
     widest = max(1 + row["gain"] for row in report["sizes"])
+    bar_cells = _NARROW_BAR_CELLS if narrow else _BAR_CELLS
     remarks = []
     for row in report["sizes"]:
         where = ", ".join(
@@ -358,18 +367,28 @@ def _print_sizes(report: dict[str, Any]) -> None:
         mark = "->" if row["is_chosen"] else "vLLM" if row["is_native"] else ""
         if row["is_chosen"] and row["is_native"]:
             mark = "-> vLLM"
-        cells = [mark, row["size"], row["groups"], row["padding"], where]
-        cells.append(f"{row['blocks_per_request']:,}")
+        cells = {
+            "": mark,
+            "size": str(row["size"]),
+            "groups": str(row["groups"]),
+            "padding": str(row["padding"]),
+            "where": where,
+            "blocks": f"{row['blocks_per_request']:,}",
+            "KiB/token": f"{row['bytes_per_token'] / 1024:.1f}",
+            "gain": f"{row['gain']:+.1%}",
+            "held": "█" * round(bar_cells * (1 + row["gain"]) / widest),
+        }
         if has_memory:
-            cells += [f"{row['tokens']:,}", f"{row['concurrency']:.2f}"]
-        cells += [f"{row['bytes_per_token'] / 1024:.1f}", f"{row['gain']:+.1%}"]
-        cells.append("█" * round(_BAR_CELLS * (1 + row["gain"]) / widest))
+            cells |= {"tokens": f"{row['tokens']:,}", "requests": f"{row['concurrency']:.2f}"}
         style = "bold green" if row["is_chosen"] else "dim" if row["dropped"] else None
-        table.add_row(*map(str, cells), style=style)
+        table.add_row(*(cells[column] for column in columns), style=style)
         if row["dropped"]:
             remarks.append((row["size"], row["dropped"]))
     out.print(table)
     out.print()
+    out.print("blocks, KiB/token: of one request. held: tokens, beside the best size's.")
+    if narrow:
+        out.print("A terminal of 120 columns also shows where the padding lands.")
     out.print(f"No layout can gain more than {report['bound']:+.1%}.")
     reasons: dict[str, list[tuple[int, str]]] = {}
     for size, reason in remarks:

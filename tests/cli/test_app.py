@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -108,3 +109,14 @@ def test_no_color(tmp_path: Path):
     shown = on_terminal(FAMILIES, NO_COLOR="1")
     assert "Chosen" in shown or "kept" in shown
     assert "\x1b[1;32m" not in shown and "\x1b[32m" not in shown
+
+
+@pytest.mark.parametrize("columns", ["80", "120", "200"])
+def test_table_fits_the_terminal(columns):
+    """Nothing is cut off and no row is folded, whatever the width."""
+    shown = on_terminal([*FAMILIES, "--kv-memory", "40GiB"], COLUMNS=columns, NO_COLOR="1")
+    text = re.sub(r"\x1b\[[\d;]*m", "", shown)
+    assert "\u2026" not in text
+    marked = [line for line in text.splitlines() if line.startswith(("->", "vLLM "))]
+    assert 1 <= len(marked) <= 2
+    assert all("\u2588" in line and "%" in line for line in marked)
