@@ -518,7 +518,7 @@ def test_a_wrapper_that_pretends_to_call_what_it_wraps(folder: Path, plugin: Pat
     assert "_get_kv_cache_groups_uniform_page_size was called 0 times" in line
     refused = run("-c", late, env=env | REQUIRED)
     assert (refused.out, refused.code) == ("", 1)
-    assert "called _get_kv_cache_groups_uniform_page_size 0 times" in last_line(refused)
+    assert "_get_kv_cache_groups_uniform_page_size was called 0 times" in last_line(refused)
 
 
 def test_what_it_logs_is_not_lost_when_we_stand_aside(folder: Path, plugin: Path) -> None:
