@@ -14,7 +14,7 @@ DEV := requirements/dev.txt
 # The targets decide themselves which engine gets the product.
 unexport PYTHONPATH
 
-.PHONY: help demo test lint releases new-release engine clean
+.PHONY: help demo test lint releases new-release clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
