@@ -96,7 +96,7 @@ class TestPrefixCaching:
         # Rounds are not compared: what is cached is not computed in the same chunks again, and
         # the last bits differ natively too.
         for engine in (cached_compact, cached_native):
-            assert engine.result["prefix_cache_hit_tokens"] > 0
+            assert all(answer["cached_tokens"] > 0 for answer in engine.result["rounds"][2])
 
     def test_holds_more(self, cached_compact, cached_native):
         gain = cached_compact.kv_cache_tokens / cached_native.kv_cache_tokens
@@ -147,7 +147,7 @@ def test_preempted_requests_finish_though_the_trace_cant_be_written(run, altay):
     )
     assert [len(tokens) for tokens in answers(crowded)[0]] == [120] * 6
     assert crowded.result["preemptions"] > 0
-    assert crowded.group_count == 9
+    assert any("5 -> 9 groups" in line for line in our_lines(crowded))
     assert len([line for line in our_lines(crowded) if "trace can't be written" in line]) <= 3
 
 

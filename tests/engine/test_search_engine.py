@@ -5,17 +5,15 @@ from __future__ import annotations
 import pytest
 from engine_results import answers, layout_rows, our_lines
 
-LONG = ("--max-model-len", 32_768)
+# One request: vLLM's CPU runner clears reused blocks only in part, up to 0.25 not at all, and what
+# a GDN layer left in a block is no number to an attention layer. Its answers turn into NaN then,
+# natively too.
+LONG = ("--max-model-len", 32_768, "--requests", 1, "--max-tokens", 64)
 
 
 @pytest.fixture(scope="module")
 def poor(checkpoint):
-    """16 full + 8 sliding-window + 5 GDN layers: vLLM makes groups of 5 and pads 16 to 20.
-
-    No group here has more sliding-window than full-attention layers. vLLM's CPU runner clears only
-    those slots of a reused block that full attention uses; a sliding-window layer in another slot
-    can read what a GDN layer left there, natively too, and its answers turn into NaN.
-    """
+    """16 full + 8 sliding-window + 5 GDN layers: vLLM makes groups of 5 and pads 16 to 20."""
     return checkpoint(
         "16-8-5", full=16, gdn=5, sliding=8, architectures=["TinyThreeFamilyForCausalLM"]
     )
