@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import json
-import math
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from policies import LAYOUTS, problem_of
 
 from altay_kvfix.layout import groups_of, split_round_robin
 from altay_kvfix.search import (
@@ -190,17 +189,6 @@ def test_a_forced_size_is_compared_at_the_width_it_makes():
     assert evaluate(problem, 1000)[0].size == 54
 
 
-def blocks(family: dict[str, object], layout: dict[str, object]) -> int:
-    """Blocks of one request, by vLLM's formulas for the three kinds of cache."""
-    length, block = layout["max_model_len"], layout["block_size"]
-    if family["kind"] == "mamba":
-        return 2 + layout["num_speculative_blocks"]
-    if family["kind"] == "full_attention":
-        return math.ceil(length / block)
-    kept = min(family["window"] - 1 + layout["max_num_batched_tokens"], length)
-    return math.ceil(kept / block) + 1
-
-
 PICKS = {
     # name: (size, groups), why
     "altay-1m": ((16, 5), "8 holds 0.1 % more, for four groups more"),
@@ -218,22 +206,12 @@ PICKS = {
     "lfm2-1.2b": ((6, 3), "full attention without padding already"),
     "fixme-20-full-30-sliding": ((20, 3), "10 makes two attention groups more"),
 }
-LAYOUTS = Path(__file__).parents[2] / "benchmarks" / "layouts.json"
 
 
 @pytest.mark.parametrize("name", PICKS)
 def test_picks_for_real_models(name):
     layout = next(x for x in json.loads(LAYOUTS.read_text())["layouts"] if x["name"] == name)
-    families = tuple(
-        Family(
-            f["layers"],
-            blocks(f, layout),
-            is_attention=f["kind"] != "mamba",
-            draft_layers=tuple(range(f["layers"] - f.get("draft_layers", 0), f["layers"])),
-        )
-        for f in layout["families"]
-    )
-    result = search(Problem(families, layout["native"]["size"]))
+    result = search(problem_of(layout))
     assert (result.native.size, result.native.groups) == (
         layout["native"]["size"],
         layout["native"]["groups"],
