@@ -37,9 +37,12 @@ def build_checkpoint(
     gdn: int = 54,
     sliding: int = 0,
     architectures: Sequence[str] | None = None,
+    stages: int = 1,
     seed: int = 0,
 ) -> Path:
     """Make a checkpoint with `gdn` GDN, `full` full and `sliding` sliding-window layers.
+
+    It can be run in `stages` pipeline stages.
 
     The first name in `architectures` that vLLM knows is the class it runs; by default that is
     Qwen3-Next, while the config still names ALTAY. With sliding-window layers it is the class in
@@ -57,6 +60,7 @@ def build_checkpoint(
         "gdn": gdn,
         "sliding": sliding,
         "architectures": list(architectures),
+        "stages": stages,
         "seed": seed,
     }
     target = Path(directory).absolute()
@@ -69,7 +73,7 @@ def build_checkpoint(
     # Beside the target, so that the rename below stays within one file system.
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        _save_model(draft, full, gdn, sliding, list(architectures), seed)
+        _save_model(draft, full, gdn, sliding, list(architectures), stages, seed)
         _save_tokenizer(draft)
         (draft / _RECIPE_FILE).write_text(json.dumps(recipe, indent=2) + "\n")
         draft.chmod(0o755)
@@ -95,7 +99,13 @@ def _recipe_of(directory: Path) -> Any:
 
 
 def _save_model(
-    directory: Path, full: int, gdn: int, sliding: int, architectures: list[str], seed: int
+    directory: Path,
+    full: int,
+    gdn: int,
+    sliding: int,
+    architectures: list[str],
+    stages: int,
+    seed: int,
 ) -> None:
     import torch
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
@@ -121,12 +131,15 @@ def _save_model(
         # The only head size that vLLM's GDN kernel for CPUs accepts.
         linear_key_head_dim=128,
         linear_value_head_dim=128,
-        # vLLM's Qwen3-Next insists on a mixture-of-experts layer; one is enough.
+        # vLLM's Qwen3-Next insists on a mixture-of-experts layer in every stage; one is enough.
         num_experts=4,
         num_experts_per_tok=2,
         moe_intermediate_size=32,
         shared_expert_intermediate_size=32,
-        mlp_only_layers=list(range(1, len(is_attention))),
+        mlp_only_layers=sorted(
+            set(range(len(is_attention)))
+            - {stage * len(is_attention) // stages for stage in range(stages)}
+        ),
         # Wide enough for the greedy answer to depend on every token before it.
         initializer_range=0.25,
         dtype="bfloat16",
