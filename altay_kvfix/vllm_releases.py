@@ -22,7 +22,7 @@ class Difference:
     why: str
     """Why it matters here, and what this package does about it."""
     since: str
-    """The first supported release that has it."""
+    """The first release that has it."""
     until: str | None
     """The last one; None where the newest still has it."""
     marker: str | None
@@ -90,7 +90,7 @@ DIFFERENCES = (
         "the same list of groups after it, each a group of its own.",
         why="The certified layout does not cover them; they are told by the class name, which "
         "does not exist before. What the inner function answered has to be copied.",
-        since="0.22.1",
+        since="0.22.0",
         until=None,
         marker="kv_cache_interface:HiddenStateCacheSpec",
         verified="hidden-state layers",
@@ -99,7 +99,7 @@ DIFFERENCES = (
     Difference(
         what="Families are specs that can be merged; before, only equal specs.",
         why="Families are read off vLLM's own answer and not off such a rule (recover_families).",
-        since="0.27.1",
+        since="0.27.0",
         until=None,
         marker=None,
         verified="families and forced groups",
