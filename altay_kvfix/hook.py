@@ -241,7 +241,9 @@ def _on_global_groups(
     try:
         call = ConfigsCall(*vllm_compat.global_groups_arguments(*args, **kwargs))
     except TypeError as error:
-        return _stand_aside_from(vllm_compat.GLOBAL_GROUPS_FUNCTION, error, native, args, kwargs)
+        return _stand_aside_from(
+            planner, vllm_compat.GLOBAL_GROUPS_FUNCTION, error, native, args, kwargs
+        )
     with _set(_configs_call, call):
         groups = native(*args, **kwargs)
     _look_at_result(planner, call, [groups])
@@ -258,7 +260,7 @@ def _on_configs(
     try:
         call = ConfigsCall(*vllm_compat.configs_arguments(*args, **kwargs))
     except TypeError as error:
-        return _stand_aside_from(vllm_compat.CONFIGS_FUNCTION, error, native, args, kwargs)
+        return _stand_aside_from(planner, vllm_compat.CONFIGS_FUNCTION, error, native, args, kwargs)
     made = _global_groups
     if made is not None and any(a is made.groups for a in (*args, *kwargs.values())):
         call, groups = _with_memory(made, call)
@@ -291,7 +293,7 @@ def _on_groups(
     try:
         vllm_config, specs = vllm_compat.groups_arguments(*args, **kwargs)
     except TypeError as error:
-        return _stand_aside_from(vllm_compat.GROUPS_FUNCTION, error, native, args, kwargs)
+        return _stand_aside_from(planner, vllm_compat.GROUPS_FUNCTION, error, native, args, kwargs)
     return _plan(planner, "top_level_active", vllm_config, specs, lambda: native(*args, **kwargs))
 
 
@@ -309,7 +311,7 @@ def _on_uniform_page(
     except TypeError as error:
         if current is None:
             function = vllm_compat.UNIFORM_PAGE_FUNCTION
-            return _stand_aside_from(function, error, native, args, kwargs)
+            return _stand_aside_from(planner, function, error, native, args, kwargs)
         current.unknown = str(_unknown_call(vllm_compat.UNIFORM_PAGE_FUNCTION, error))
         return native(*args, **kwargs)
     if current is None:
@@ -332,15 +334,19 @@ def _unknown_call(function: str, error: TypeError) -> UnknownPlannerError:
 
 
 def _stand_aside_from(
-    function: str, error: TypeError, native: Callable[..., _T], args: Any, kwargs: Any
+    planner: ModuleType,
+    function: str,
+    error: TypeError,
+    native: Callable[..., _T],
+    args: Any,
+    kwargs: Any,
 ) -> _T:
     """Leave a call that is not understood, and all that it calls, to vLLM."""
     call = _configs_call.get()
     if call is not None:
         call.planned = True  # and needs no second line
     stand_aside(_unknown_call(function, error))
-    with _set(_pass, _Pass(watching=False)):
-        return native(*args, **kwargs)
+    return _leave_alone(planner, native, args, kwargs)
 
 
 # --- planning ----------------------------------------------------------------------------------
@@ -373,14 +379,15 @@ def _plan(
         if decision.plan is None:
             report.kept_native()
         else:
-            second = _Pass(forced=_deal(families, decision.plan))
+            dealt = _deal(families, decision.plan)
+            second = _Pass(forced=dealt)
             with _set(_pass, second):
                 forced = group()
-            vllm_compat.check_same_cache(native, forced, second.forced or [])
+            vllm_compat.check_same_cache(native, forced, dealt)
             report.applied(forced)
             if call is not None:
                 call.changed = True
-                call.certified = second.forced if decision.rule == "certified" else None
+                call.certified = dealt if decision.rule == "certified" else None
             groups = forced
     if groups is native:
         _release(planner, first.held)

@@ -28,6 +28,16 @@ def split_round_robin(layers: Sequence[_T], num_groups: int) -> list[list[_T]]:
     return [list(layers[i::num_groups]) for i in range(num_groups)]
 
 
+def rule_of_thumb(family_counts: Sequence[int]) -> int:
+    """The group size that vLLM chooses, by a rule that is the same in every release so far.
+
+    The smallest layer count, or the largest where it is under 1.5 times the smallest. For models
+    that are given by numbers alone; where vLLM plans, its own answer is read.
+    """
+    smallest, largest = min(family_counts), max(family_counts)
+    return largest if largest < 1.5 * smallest else smallest
+
+
 def effective_size(family_counts: Sequence[int], group_size: int) -> int:
     """The width of the widest group that ``group_size`` really makes.
 

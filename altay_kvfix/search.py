@@ -134,7 +134,7 @@ def search(
     if len(problem.families) < 2:
         raise ValueError("a search needs two families or more; one family is one group")
     counts = [family.layers for family in problem.families]
-    native = replace(evaluate(problem, problem.native_size)[1], is_native=True)
+    native = replace(_evaluate_native(problem), is_native=True)
     candidates = []
     for size in canonical_sizes(counts):
         if size == native.size:
@@ -161,7 +161,7 @@ def search(
 def evaluate(problem: Problem, size: int) -> tuple[Candidate, Candidate]:
     """The layout that ``size`` really makes, compared but not judged, and native's."""
     counts = [family.layers for family in problem.families]
-    native = _evaluate(problem, effective_size(counts, problem.native_size))
+    native = _evaluate_native(problem)
     return _compare(_evaluate(problem, effective_size(counts, size)), native), native
 
 
@@ -229,6 +229,11 @@ def attention_excess(candidate: Candidate, native: Candidate) -> str | None:
             f"native {native.attention_groups}"
         )
     return None
+
+
+def _evaluate_native(problem: Problem) -> Candidate:
+    counts = [family.layers for family in problem.families]
+    return _evaluate(problem, effective_size(counts, problem.native_size))
 
 
 def _evaluate(problem: Problem, size: int) -> Candidate:

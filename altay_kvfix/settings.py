@@ -12,13 +12,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 from .certified import COMPACT_PLAN, GROUP_SIZE, plan_for
 from .layout import LayoutPlan
 from .search import DEFAULT_GROUP_COST, DEFAULT_MAX_GROUPS
-
-_T = TypeVar("_T")
 
 DISABLE_ENV_NAME = "ALTAY_KVFIX_DISABLE"
 LAYOUT_ENV_NAME = "ZENIT_ALTAY_KV_LAYOUT"
@@ -68,8 +66,6 @@ _MODES = {
 }
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True}
 _SWITCH |= {"0": False, "false": False, "no": False, "off": False}
-_SWITCH_VALUES = ", ".join(_SWITCH)
-_POSITIVE = "a whole number >= 1"
 
 
 @dataclass(frozen=True)
@@ -109,44 +105,18 @@ class Settings:
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Settings:
         """Read all variables. Never raises: malformed ones keep their default and are listed."""
+        values: dict[str, Any] = {}
         errors: list[SettingError] = []
-
-        def read(variable: str, parse: Callable[[str], _T], allowed: str, default: _T) -> _T:
+        for field, variable in VARIABLES.items():
             raw = environ.get(variable, "")
             value = raw.strip()
             if not value:
-                return default
+                continue
+            parse, allowed = _PARSERS[field]
             try:
-                return parse(value)
+                values[field] = parse(value)
             except (ValueError, KeyError):
                 errors.append(SettingError(variable, raw, allowed))
-                return default
-
-        values: dict[str, Any] = {
-            "disabled": read(DISABLE_ENV_NAME, _parse_switch, _SWITCH_VALUES, False),
-            "mode": read(
-                LAYOUT_ENV_NAME,
-                lambda value: _MODES[value.lower()],
-                ", ".join(_MODES),
-                Mode.ATTENTION_EXACT,
-            ),
-            "certified_plan": read(
-                FAMILY_COUNTS_ENV_NAME,
-                _parse_family_counts,
-                "two or more layer counts >= 1, then an optional group size, "
-                "such as 7,9,54 or 7,9,54:9",
-                COMPACT_PLAN,
-            ),
-            "trace_path": read(TRACE_ENV_NAME, _parse_absolute_path, "an absolute path", None),
-            "search": read(SEARCH_ENV_NAME, _parse_switch, _SWITCH_VALUES, True),
-            "group_size": read(GROUP_SIZE_ENV_NAME, _parse_positive, _POSITIVE, None),
-            "max_groups": read(MAX_GROUPS_ENV_NAME, _parse_positive, _POSITIVE, DEFAULT_MAX_GROUPS),
-            "group_cost": read(
-                GROUP_COST_ENV_NAME, _parse_cost, "a number >= 0, such as 0.005", DEFAULT_GROUP_COST
-            ),
-            "plan_tokens": read(PLAN_TOKENS_ENV_NAME, _parse_positive, _POSITIVE, None),
-            "with_kv_transfer": read(KV_TRANSFER_ENV_NAME, _parse_switch, _SWITCH_VALUES, False),
-        }
         return cls(**values, errors=tuple(errors))
 
 
@@ -213,3 +183,23 @@ def _parse_absolute_path(value: str) -> str:
     if not os.path.isabs(value):
         raise ValueError(value)
     return value
+
+
+_SWITCH_PARSER = (_parse_switch, ", ".join(_SWITCH))
+_POSITIVE_PARSER = (_parse_positive, "a whole number >= 1")
+_PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "disabled": _SWITCH_PARSER,
+    "mode": (lambda value: _MODES[value.lower()], ", ".join(_MODES)),
+    "certified_plan": (
+        _parse_family_counts,
+        "two or more layer counts >= 1, then an optional group size, such as 7,9,54 or 7,9,54:9",
+    ),
+    "trace_path": (_parse_absolute_path, "an absolute path"),
+    "search": _SWITCH_PARSER,
+    "group_size": _POSITIVE_PARSER,
+    "max_groups": _POSITIVE_PARSER,
+    "group_cost": (_parse_cost, "a number >= 0, such as 0.005"),
+    "plan_tokens": _POSITIVE_PARSER,
+    "with_kv_transfer": _SWITCH_PARSER,
+}
+"""How the value of each field of :class:`Settings` is read, and what is allowed."""

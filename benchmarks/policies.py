@@ -25,7 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "planner"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from altay_kvfix.layout import make_layout_plan
+from altay_kvfix.layout import make_layout_plan, rule_of_thumb
 from altay_kvfix.search import (
     Candidate,
     Family,
@@ -60,7 +60,7 @@ def problem_of(layout: dict[str, Any]) -> Problem:
             draft_layers=tuple(range(layers - drafted, layers)),
         )
 
-    return Problem(tuple(map(family, layout["families"])), vllm_rule(counts_of(layout)))
+    return Problem(tuple(map(family, layout["families"])), rule_of_thumb(counts_of(layout)))
 
 
 def counts_of(layout: dict[str, Any]) -> list[int]:
@@ -68,11 +68,6 @@ def counts_of(layout: dict[str, Any]) -> list[int]:
 
 
 # --- policies: layout -> group size, each from its rule -----------------------------------------
-
-
-def vllm_rule(counts: Sequence[int]) -> int:
-    """The smallest layer count, or the largest where it is under 1.5 times the smallest."""
-    return max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
 
 
 def least_padding(counts: Sequence[int]) -> int:
@@ -107,7 +102,7 @@ def ours(layout: dict[str, Any], group_cost: float) -> int:
 
 
 POLICIES: dict[str, Callable[[dict[str, Any]], int]] = {
-    "vLLM": lambda layout: vllm_rule(counts_of(layout)),
+    "vLLM": lambda layout: rule_of_thumb(counts_of(layout)),
     "least padding": lambda layout: least_padding(counts_of(layout)),
     "gcd": lambda layout: greatest_common_divisor(counts_of(layout)),
     "padding + groups": lambda layout: padding_and_groups(counts_of(layout)),
@@ -218,7 +213,7 @@ def fastest(function: Callable[[], object], repetitions: int = 50) -> float:
 
 
 def search_milliseconds() -> float:
-    problem = Problem(tuple(Family(n, 3 * n + 1) for n in COUNTS), vllm_rule(COUNTS))
+    problem = Problem(tuple(Family(n, 3 * n + 1) for n in COUNTS), rule_of_thumb(COUNTS))
     return 1e3 * fastest(lambda: search(problem))
 
 

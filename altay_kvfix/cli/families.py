@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..layout import rule_of_thumb
 from ..planner import Situation, decide
 from ..search import Family, Problem
 from ..settings import Settings
@@ -88,7 +89,7 @@ def plan_families(
     def problem(tokens: int) -> Problem:
         return Problem(
             tuple(_priced(family, shapes, tokens) for family in families),
-            native_size=native_size(counts),
+            native_size=rule_of_thumb(counts),
             pages=kv_memory // shapes.page_bytes if kv_memory is not None else None,
             max_num_seqs=max_num_seqs,
         )
@@ -111,14 +112,6 @@ def plan_families(
         block_size=shapes.block_size,
         page_bytes=shapes.page_bytes,
     )
-
-
-def native_size(counts: Sequence[int]) -> int:
-    """vLLM's rule of thumb, the same in every release so far.
-
-    With a model's checkpoint vLLM itself is asked; here there may be none to ask.
-    """
-    return max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
 
 
 def _priced(family: GivenFamily, shapes: Shapes, tokens: int) -> Family:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policies import LAYOUTS, problem_of
 
-from altay_kvfix.layout import groups_of, split_round_robin
+from altay_kvfix.layout import groups_of, rule_of_thumb, split_round_robin
 from altay_kvfix.search import (
     MIN_CAPACITY,
     Family,
@@ -38,10 +38,9 @@ def problems(draw: st.DrawFn) -> Problem:
     if any(not f.stages for f in families):
         families = [Family(**{**vars_of(f), "stages": ()}) for f in families]
     counts = [f.layers for f in families]
-    rule_of_thumb = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
     return Problem(
         tuple(families),
-        rule_of_thumb,
+        rule_of_thumb(counts),
         pages=draw(st.none() | st.integers(1, 10**6)),
         max_num_seqs=draw(st.integers(1, 1024)),
     )
